@@ -278,6 +278,13 @@ void begin_master(const TileMemory& tile, Backend& backend) {
 }
 
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
+  const bool shares_scales = tile.momentum_scales != nullptr || tile.variance_scales != nullptr;
+  require(!shares_scales || first % group_size == 0, Code::unaligned, [&] {
+    return Problem{
+        .what = fmt::format("cannot divide state between elements that share a scale, as in {}", name(tile.format)),
+        .where = fmt::format("element {}", first),
+        .needed = fmt::format("parts that begin at multiples of {} elements; or another state format", group_size)};
+  });
   TileMemory piece = tile;
   const auto advance = [](auto*& array, std::size_t values) {
     if (array != nullptr) array += values;

@@ -258,6 +258,14 @@ def host_of_store(store: Any) -> str:
     return store.host if isinstance(store, torch.distributed.TCPStore) else ""
 
 
+def box_of_local_tensor(shape: torch.Size, mesh: Any, placements: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes of this rank's local tensor of a DTensor, and where it begins in the full tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(sizes), tuple(offsets)
+
+
 def active_data_parallel() -> DistributedDataParallel | None:
     """Return the DistributedDataParallel whose forward is running on this thread: a model does not know its
     caller."""

@@ -89,6 +89,7 @@ def _wrap(
     """Wrap all of them, or leave all as they were."""
     from ballast.checkpoint.runs import begin_runs
     from ballast.torch.optimizer import class_for
+    from ballast.torch.parts import use_local_tensors
     from ballast.torch.training.joint_runs import name_of_member
     from ballast.torch.training.preconditions import require_initialized, tell_of_own_values
 
@@ -98,6 +99,7 @@ def _wrap(
         _require_plain(optimizer)
     _require_model(model)
     require_initialized(model, optimizers)
+    undoing = use_local_tensors(model, optimizers)
     trainings: list[Training] = []
     given = [dict(optimizer.state) for optimizer in optimizers]
     call = object()
@@ -115,6 +117,7 @@ def _wrap(
         for optimizer, state in zip(optimizers, given):
             optimizer.state.clear()  # a run may have been opened, whose state it showed
             optimizer.state.update(state)
+        undoing.close()
         raise
     tell_of_own_values(trainings[0].group.rank, trainings[0].ranks_of_all_hosts, model)
     for optimizer, training in zip(optimizers, trainings):
@@ -137,7 +140,7 @@ def _training_of(
     if updates.has_custom_step:
         options = for_stored_step(options) if options.needs_stored_state else for_custom_step(options)
     rules_of(enumerate(optimizer.param_groups), updates.rule)
-    ranks, outer = _connect(options)
+    ranks, outer = _connect(options, [] if model is None else [*model.parameters()])
     with ExitStack() as undoing:
         undoing.callback(ranks.leave)
         if outer is not None:
@@ -158,15 +161,16 @@ def _training_of(
     return training
 
 
-def _connect(options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:
+def _connect(options: WrapOptions, parameters: Sequence[torch.nn.Parameter]) -> tuple[ProcessGroups, OuterOptimizer | None]:
     from ballast.outer.hosts import connect_hosts
     from ballast.outer.optimizer import OuterOptimizer
+    from ballast.torch.parts import part_of
     from ballast.torch.process_groups import connect_groups, ranks_of
 
     if options.outer is None:
-        return connect_groups(options), None
+        return connect_groups(options, parameters), None
     data, parts = ranks_of(options.mesh)
-    if parts is not None:
+    if parts is not None or any(map(part_of, parameters)):
         refuse(
             "mesh= with parts of a model and outer= exclude each other: hosts would exchange parts of a model",
             needed="one of them",
@@ -262,8 +266,8 @@ def save(
     All hosts see the directory, except with `outer=`: B1001 on all ranks otherwise, and the previous checkpoint stays.
 
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
-    (`mesh`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
-    is removed then.
+    (`mesh`) that are no DTensors. An existing checkpoint stays the current one until the new one is complete, whatever
+    happens, and is removed then.
 
     Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
     state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0. A training in C++
@@ -389,9 +393,9 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
     ['model.safetensors']
 
     All ranks call this together, and return when the files are complete. The first rank that trains the model writes
-    them. If ranks train different parts of a model (`mesh`), each part needs a file name of its own. Rank 0
-    writes a model that is not wrapped, and no rank waits for it. Sharded parameters are gathered unit by unit, so no
-    rank holds more than one unit.
+    them. Ranks that train different parts of a model (`mesh`) each need a file name of their own, unless the parts are
+    DTensors, which are written in full. Rank 0 writes a model that is not wrapped, and no rank waits for it. Sharded
+    parameters are gathered unit by unit, so no rank holds more than one unit.
 
     Existing files are replaced when the new ones are complete, including those of an earlier export under this name
     with another number of files. Parameters that several modules share are written once, under their first name, as

@@ -187,7 +187,8 @@ class WrapOptions(StepOptions):
     mesh: Option[DeviceMesh | None, DeviceMesh | None] = Option(
         None,
         'the ranks that share this training; None: all. Of several dimensions, those with other data are called "data" or '
-        '"dp", those with other parts of the same model "tensor", "tp" and the like: the gradient norm includes these',
+        '"dp", those with other parts of the same model "tensor", "tp" and the like: the gradient norm includes these. '
+        "Placements of DTensors say the rest",
         per_rank=True,
     )
     run: Option[str | Run, Run] = Option(

@@ -163,6 +163,15 @@ void bind_parts(py::module_& module) {
             return Memory{values, part.memory.count * sizeof(float), {}, py::none()};
           },
           py::arg("number"), "One of the trainer's own values, in memory that is valid while the part is visited.")
+      .def(
+          "elements",
+          [](const StatePart& part, std::size_t first, std::size_t count) {
+            StatePart found = part;
+            found.first += first;
+            found.memory = kernels::part(part.memory, first, count);
+            return found;
+          },
+          py::arg("first"), py::arg("count"), "Some of its elements, counted from its first one.")
       .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
 }
 
@@ -241,10 +250,14 @@ void bind_reading(py::module_& module) {
       .def("chunk_bytes", &SavedTensor::chunk_bytes, py::arg("elements"))
       .def(
           "cover",
-          [](const SavedTensor& tensor, std::size_t first, std::size_t count) {
-            return cover(tensor.pieces, {first, count});
+          [](const SavedTensor& tensor, std::size_t first, std::size_t count, std::size_t into) {
+            std::vector<Cut> cuts = cover(tensor.pieces, {first, count});
+            for (Cut& cut : cuts)
+              cut.into += into;
+            return cuts;
           },
-          py::arg("first"), py::arg("count"), "The cuts of pieces that hold these elements.");
+          py::arg("first"), py::arg("count"), py::arg("into") = 0,
+          "The cuts of pieces that hold these elements. The first one becomes the element `into`.");
   py::class_<SavedExtra>(module, "SavedExtra", "What a rank has saved with its tensors.")
       .def_property_readonly("file", [](const SavedExtra& extra) { return extra.file.string(); })
       .def_readonly("raw", &SavedExtra::is_raw)

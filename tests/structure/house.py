@@ -73,7 +73,8 @@ PYTHON_LAYERS = {
         *("outer", "outer.options", "outer.fragments"),
     ],
     "torch": [
-        *("_torch_compat", "torch", "torch.gpu", "torch.calls.hooks", "torch.chunks", "torch.process_groups"),
+        *("_torch_compat", "torch", "torch.gpu", "torch.calls.hooks", "torch.chunks"),
+        *("torch.parts", "torch.process_groups"),
     ],
     "parameters": ["torch.memory", "torch.parameters", "torch.parameters.*"],
     "calls": ["torch.calls", "torch.calls.*"],

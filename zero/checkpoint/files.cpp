@@ -201,7 +201,8 @@ SavedPiece piece_of(const JsonValue& chunk, std::size_t rank, const SavedTensor&
   const offload::Chunk place{fields[2].count(most_bytes), tensor.chunk_bytes(range.count), seal_in(fields[3])};
   if (place.offset + place.bytes > data_bytes || place.offset % offload::chunk_alignment != 0)
     fields[2].refuse(fmt::format("a chunk of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
-  if (tensor.kind && range.first % group_size != 0) fields[0].refuse(fmt::format("a multiple of {}", group_size));
+  const bool has_groups = tensor.kind && has_scales(*tensor.kind->format);
+  if (has_groups && range.first % group_size != 0) fields[0].refuse(fmt::format("a multiple of {}", group_size));
   return {range, {rank, place}};
 }
 

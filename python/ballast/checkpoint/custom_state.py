@@ -14,6 +14,7 @@ from ballast.checkpoint.manifest import CUSTOM
 from ballast.checkpoint.tensors import PlainTensor, Target, TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.ranks import Agreement, from_all_ranks
+from ballast.torch.parts import part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.custom_step import shape_of
@@ -31,7 +32,7 @@ def custom_state(access: Training, partition: Partition, names: Mapping[int, str
     agreement = Agreement(access.group, "saving an optimizer's own state")
     with agreement.settled():  # another rank may hold another kind of state
         mine, shards = _local_state(access, partition, names)
-    shapes = {names[id(parameter)]: parameter.shape for _, parameter in access.parameters()}
+    parameters = {names[id(parameter)]: parameter for _, parameter in access.parameters()}
     in_turns = access.options.stage == 0
     frozen = {names[id(parameter)] for parameter, _ in frozen_state(access)}
     for name, kinds in _merged(from_all_ranks(access.group, mine)).items():
@@ -40,7 +41,8 @@ def custom_state(access: Training, partition: Partition, names: Mapping[int, str
                 first, mine_by_key = shards.get(name, (0, {}))
                 value = mine_by_key.get(key, torch.empty(0, dtype=described, device="cpu"))
                 writers = Writers.in_turns if in_turns or name in frozen else Writers.each
-                yield TorchTensor(moment_name(name, key), BY_ELEMENT, value, writers, begin=first, full_shape=shapes[name])
+                held = TorchTensor(moment_name(name, key), BY_ELEMENT, value, writers, begin=first)
+                yield held.of(access, parameters[name])
             else:
                 role, tensor = described
                 yield TorchTensor(moment_name(name, key), role, tensor, Writers.first)
@@ -141,7 +143,8 @@ class CustomState:
     def targets(self, partition: Partition) -> list[Target]:
         """Allocate this rank's shards, without the values that the library keeps, and return the targets of the
         checkpoint's tensors."""
-        begins = {}
+        begins: dict[int, int] = {}
+        parts = {id(parameter): part_of(parameter) for _, parameter in self._access.parameters()}
         stored = self._access.names_of_stored_values()
         for member in partition.members:
             first, count = partition.part(member)
@@ -153,8 +156,8 @@ class CustomState:
             name = self._names[key]
             for kind, value in values.items():
                 entry = self._entries[name][kind]
-                first = begins.get(key, 0) if entry.role == BY_ELEMENT else 0
-                targets.append(PlainTensor(moment_name(name, kind), entry, value, first))
+                first, part = (begins.get(key, 0), parts[key]) if entry.role == BY_ELEMENT else (0, None)
+                targets.append(PlainTensor(moment_name(name, kind), entry, value, first, part))
         return targets
 
     def _make(self, parameter: torch.nn.Parameter, shape: torch.Size, without: Collection[str] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,9 @@ from ballast.checks import refuse
 from ballast.ranks import Agreement
 from ballast.torch.memory import BYTES
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
-from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.parameters.stored_tensors import StoredTensor, stored_part
 from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.parts import full_shape
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import is_same, set_options
@@ -97,7 +99,7 @@ class ForeignImport:
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
             trained = [self._names[id(each)] for _, each in access.parameters() if each.requires_grad]
-            shapes = {name: tuple(each.shape) for name, each in {**self._parameters, **self._buffers}.items()}
+            shapes = {name: tuple(full_shape(each)) for name, each in {**self._parameters, **self._buffers}.items()}
             groups = [[self._names[id(each)] for each in group["params"]] for group in access.optimizer.param_groups]
             self._source: Source = source_of(directory, Names(trained, shapes, groups))
             self._require_tensors(trained)
@@ -185,9 +187,9 @@ class ForeignImport:
                 self._require_shape(name, self._parameters[name], moment)
 
     def _require_shape(self, name: str, tensor: torch.Tensor, moment: str = "") -> None:
-        stored, expected = self._source.tensor(name, moment), tuple(tensor.shape)
+        stored, expected = self._source.tensor(name, moment), tuple(full_shape(tensor))
         found = None if stored is None else stored.shape
-        if found != expected and not (self._source.may_be_flat and found == (tensor.numel(),)):
+        if found != expected and not (self._source.may_be_flat and found == (math.prod(expected),)):
             what = f"the checkpoint holds {moment or 'a tensor'} of shape {found}"
             refuse(what, where=name, needed=f"{expected}, the shape in the model")
 
@@ -227,7 +229,8 @@ class ForeignImport:
         if self._current[0] != name:
             moments = {} if name in self._fresh else self._moments
             found = {kind: self._source.tensor(name, moment) for kind, moment in {"parameter": "", **moments}.items()}
-            self._current = (name, {kind: stored for kind, stored in found.items() if stored is not None})
+            own = self._parameters[name]
+            self._current = (name, {kind: stored_part(stored, own) for kind, stored in found.items() if stored is not None})
         return self._current[1]
 
     def _fill_the_rest(self, partition: Partition) -> None:
@@ -236,4 +239,4 @@ class ForeignImport:
         for name, tensor in {**outside, **self._buffers}.items():
             stored = self._source.tensor(name)
             if stored is not None:
-                tensor.data.copy_(stored.read_all().view(tensor.shape))
+                tensor.data.copy_(stored_part(stored, tensor).read_all().view(tensor.shape))

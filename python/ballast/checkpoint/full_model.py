@@ -19,6 +19,7 @@ from ballast.safetensors_format import DTYPES, SUFFIX
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of, plain, slice_on_host
 from ballast.torch.parameters.units import named_parameters
+from ballast.torch.parts import full_shape, part_of
 from ballast.torch.process_groups import rank_in_job
 
 Item = tuple[str, str, list[int], int]  # name, format, shape and bytes of a tensor
@@ -71,9 +72,10 @@ def gather_to_read(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 def group_of(tensors: Iterable[torch.Tensor]) -> Group | None:
     """Return the ranks that train the tensors. A model that is not trained has rank 0 alone: other ranks get None."""
     for tensor in tensors:
-        owner = owner_of(tensor) or receiver_of(tensor)
+        training = receiver_of(tensor)
+        owner = owner_of(tensor) or training
         if owner is not None:
-            return owner.group
+            return owner.group if training is None else training.ranks.saving_group
     return connect(rank=0, size=1) if rank_in_job() == 0 else None
 
 
@@ -114,10 +116,12 @@ def visit_units(tensors: Mapping[str, torch.Tensor], visit: Visit, what: str, *,
     agreement = Agreement(group, what)
     for unit in grouped_by_unit(tensors):
         with gather_to_read(unit.values()):
-            with agreement.attempt():
-                if on_all or group.rank == 0:
-                    for name, tensor in unit.items():
-                        visit(name, plain(tensor))
+            for name, tensor in unit.items():
+                values, part = plain(tensor), part_of(tensor)
+                values = values if part is None else part.full(values)
+                with agreement.attempt():
+                    if agreement.error is None and (on_all or group.rank == 0):
+                        visit(name, values)
         agreement.settle()  # ranks settle after each unit, because a visit of all may take longer than a wait
 
 
@@ -127,7 +131,7 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None) -> 
         refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
     tensors = tensors_of(model)
     begin_owners(tensors.values())
-    items = [item_of(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    items = [item_of(name, tensor.dtype, full_shape(tensor)) for name, tensor in tensors.items()]
     group = group_of(tensors.values())
     if group is None:
         return

@@ -24,6 +24,7 @@ from ballast.checkpoint.tensors import (
     Target,
     TrainedTensor,
     buffers_by_name,
+    cuts_of,
     know_checkpoints,
     moment_name,
     parameter_names,
@@ -38,6 +39,7 @@ from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import is_opaque, plain
 from ballast.torch.parameters.units import UnitParameter, names_in_model
+from ballast.torch.parts import full_shape, part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.rules import set_options
@@ -52,7 +54,7 @@ def load_current(place: Place, model: torch.nn.Module, accesses: Sequence[Traini
 
     A save may replace the checkpoint meanwhile, and remove its files. Then the new one is loaded.
     """
-    group = accesses[0].group
+    group = accesses[0].ranks.saving_group
     read = partial(by_first_rank, group, LOADING, place.read_text)
     for _ in range(manifest.READS):
         text = read()
@@ -96,7 +98,7 @@ class Loading:
             self.reader, self.names = self._checkpoint.reader, names
             self.tensors = self._checkpoint.tensors
             self._parts = [LoadingPart(self, *each) for each in zip(accesses, self._checkpoint.optimizers)]
-            self._extra = read_extra(self._checkpoint, accesses[0].group.rank)
+            self._extra = read_extra(self._checkpoint, accesses[0].ranks.saving_group.rank)
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
@@ -200,14 +202,14 @@ class LoadingPart:
         for parameter in [*self._saved_parameters(), *rest]:
             name = self._name(parameter)
             entry, own = self._tensors[name], moments.get(id(parameter), {})
-            outside = None if id(parameter) in self.partitioned else plain(parameter)
+            is_sharded, part = id(parameter) in self.partitioned, part_of(parameter)
             if entry.role != "trained":
-                targets += [] if outside is None else [PlainTensor(name, entry, outside)]
+                targets += [] if is_sharded else [PlainTensor(name, entry, plain(parameter), part=part)]
                 kept = {moment_name(name, moment): own[moment] for moment in own if moment != "step"}
-                targets += [PlainTensor(moment, self._tensors[moment], values) for moment, values in kept.items()]
-            elif outside is not None or own:
+                targets += [PlainTensor(moment, self._tensors[moment], each, part=part) for moment, each in kept.items()]
+            elif own or not is_sharded:
                 by_kind = {kind.name: own[moment] for kind, moment in self._access.names_of_moments() if moment in own}
-                targets.append(TrainedTensor(name, entry, outside, by_kind))
+                targets.append(TrainedTensor(name, entry, parameter, by_kind, is_sharded=is_sharded))
         targets += [PlainTensor(name, self._tensors[name], buffer.data) for name, buffer in buffers.items()]
         return targets
 
@@ -217,9 +219,9 @@ class LoadingPart:
         parts = [(partition.member_of(part), part) for part in partition.core.local_shards()]
         parts = [(member, part) for member, part in parts if self._name(member.parameter) in self._tensors]
         own = self._custom.targets(partition)
-        wanted = [cut for target in own for cut in cuts_of(target)]
+        wanted = [cut for target in own for cut in target.cuts()]
         wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
-        wanted += [cut for target in targets for cut in cuts_of(target)]
+        wanted += [cut for target in targets for cut in target.cuts()]
         with self._agreement.settled():
             stream = self._reader([cut.piece for cut in wanted])
         self._fill_targets(own, stream)
@@ -239,7 +241,7 @@ class LoadingPart:
         with self._agreement.settled():
             for target in targets:
                 target.begin()
-                for cut in cuts_of(target):
+                for cut in target.cuts():
                     stream.go_to(cut.piece, target.name)
                     target.take(stream, cut)
                 target.finish()
@@ -248,10 +250,11 @@ class LoadingPart:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
         name, (first, count) = self._name(member.parameter), member.parameter_range(part.first, part.count)
-        for cut in self._tensors[name].cover(first, count):
+        of_tensor = part_of(member.parameter)
+        for cut in cuts_of(self._tensors[name], of_tensor, first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):
-            for cut in entry.cover(first, count):
+            for cut in cuts_of(entry, of_tensor, first, count):
                 yield cut, number
 
     def _change(self, part: _core.StatePart, member: UnitParameter, stream: _core.PieceReader) -> None:
@@ -282,10 +285,6 @@ def kind_of(entry: _core.SavedTensor, member: UnitParameter) -> _core.ChunkKind:
         return entry.kind
     dtype = _core.DType.u8 if member.is_opaque else PARAMETER_DTYPES[entry.dtype]
     return _core.ChunkKind(parameter=dtype, format=None, momentum=False, variance=False)
-
-
-def cuts_of(target: Target) -> list[_core.Cut]:
-    return target.entry.cover(target.first, target.count)
 
 
 def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:
@@ -337,11 +336,11 @@ def require_compatible(
         _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
     for name, tensor in {**parameters, **buffers}.items():
         entry = saved[name]
-        if entry.shape != list(tensor.shape):
+        if entry.shape != list(full_shape(tensor)):
             refuse(
                 f"the checkpoint holds a tensor of shape {tuple(entry.shape)}",
                 where=name,
-                needed=f"{tuple(tensor.shape)}, the shape in the model",
+                needed=f"{tuple(full_shape(tensor))}, the shape in the model",
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if isinstance(tensor, torch.nn.Parameter) and is_opaque(tensor) and entry.dtype != dtype:

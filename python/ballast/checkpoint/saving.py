@@ -59,6 +59,7 @@ from ballast.planning.hardware import available_memory, this_machine
 from ballast.ranks import Agreement, Group, begin_exit, by_first_rank, from_all_ranks
 from ballast.sizes import human_size
 from ballast.torch.parameters.managed_parameter import plain, slice_on_host
+from ballast.torch.parts import Ranges, full_ranges, part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 
@@ -299,7 +300,7 @@ def save_in_background(directory: Path, model: torch.nn.Module, accesses: Sequen
     """Copy what is saved, and start to write it. All ranks call this together."""
     path = directory.absolute()  # the program may go to another folder meanwhile
     copied = Saving(folder_to_save(path, accesses[0]), model, accesses, extra).copy()
-    pending = PendingSave(path, accesses[0].group, copied, last_steps_of(path, accesses))
+    pending = PendingSave(path, accesses[0].ranks.saving_group, copied, last_steps_of(path, accesses))
     for access in accesses:
         access.pending = pending
     return pending
@@ -321,7 +322,7 @@ class Saving:
     def __init__(self, directory: Path, model: torch.nn.Module, accesses: Sequence[Training], extra: Any):
         self._directory = directory
         self._accesses = accesses
-        self._group = accesses[0].group
+        self._group = accesses[0].ranks.saving_group
         self._parts = [SavingPart(access) for access in accesses]
         self._names = parameter_names(model, accesses)
         self._agreement = Agreement(self._group, SAVING)
@@ -414,20 +415,22 @@ class Saving:
 
     # --- The part of this rank ---
 
-    def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int]]:
-        """Yield the slices of torch's tensors that this rank writes."""
-        number = 0
+    def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int, int]]:
+        """Yield the slices of torch's tensors that this rank writes: the first element, their number, and the first one's place
+        in the full tensor."""
+        number, group = 0, self._accesses[0].group
         for held in self._torch_tensors:
             for first, count in slices(held.tensor.numel(), SLICE):
                 number += held.writers is Writers.in_turns
-                turn = number % self._group.size if held.writers is Writers.in_turns else 0
-                if held.writers is Writers.each or turn == self._group.rank:
-                    yield held, first, count
+                is_turn = number % group.size == group.rank if held.writers is Writers.in_turns else self._group.rank == 0
+                if held.is_mine and (held.writers is Writers.each or is_turn):
+                    for there, some, at in full_ranges(held.part, held.begin + first, count):
+                        yield held, first + at, some, there
 
     def _sizes(self) -> list[int]:
         """Return the bytes of each chunk that this rank writes, in their order."""
         sizes = [size for part in self._parts for size in part.sizes()]
-        return sizes + [held.tensor.element_size() * count for held, _, count in self._local_slices()]
+        return sizes + [held.tensor.element_size() * count for held, _, count, _ in self._local_slices()]
 
     def _give_to(self, sink: Sink) -> None:
         """Read what this rank saves. All ranks call this together; a rank with an error, which the next agreement finds, reads
@@ -443,11 +446,11 @@ class Saving:
         with self._agreement.attempt():
             if self._agreement.error is None:
                 read, tensor = None, torch.empty(0, device="cpu")
-                for held, first, count in self._local_slices():
+                for held, first, count, there in self._local_slices():
                     if held is not read:
                         read, tensor = held, held.read()
                     values = slice_on_host(tensor, first, count)
-                    sink.append_memory(values.data_ptr(), values.nbytes, held.name, (held.begin + first, count))
+                    sink.append_memory(values.data_ptr(), values.nbytes, held.name, (there, count))
 
     def _write(self, folder: Path) -> None:
         with self._agreement.settled():
@@ -525,22 +528,26 @@ class SavingPart:
     def look(self) -> None:
         members = self.partition.all_members
         self.entries = {self._name_of(each.parameter): entry_of_member(each, self.partition, self.access) for each in members}
-        self._local = [part for number, part in enumerate(self.partition.core.local_shards()) if self._writes(number)]
+        self._local = [part for number, part in enumerate(self.partition.core.local_shards()) if self._writes(number, part)]
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         return self._names[id(parameter)]
 
-    def _writes(self, number: int) -> bool:
+    def _writes(self, number: int, part: _core.StatePart) -> bool:
         """Return whether this rank writes this shard. In stage 0 all ranks keep all shards, so they take turns."""
         group = self.access.group
-        return self.access.options.stage != 0 or number % group.size == group.rank
+        is_turn = self.access.options.stage != 0 or number % group.size == group.rank
+        return is_turn and self.access.ranks.saves(self.partition.member_of(part).parameter)
+
+    def _ranges(self, part: _core.StatePart) -> Ranges:
+        member = self.partition.member_of(part)
+        return full_ranges(part_of(member.parameter), *member.parameter_range(part.first, part.count))
 
     def sizes(self) -> list[int]:
         sizes = []
         for part in self._local:
-            member = self.partition.member_of(part)
-            _, count = member.parameter_range(part.first, part.count)
-            sizes.append(self.entries[self._name_of(member.parameter)].chunk_bytes(count))
+            entry = self.entries[self._name_of(self.partition.member_of(part).parameter)]
+            sizes += [entry.chunk_bytes(count) for _, count, _ in self._ranges(part)]
         return sizes
 
     def visit(self, visit: Visit) -> None:
@@ -550,7 +557,9 @@ class SavingPart:
         def look(part: _core.StatePart) -> None:
             if (part.unit, part.tensor, part.first) in mine:
                 member = self.partition.member_of(part)
-                visit(part, self._name_of(member.parameter), member.parameter_range(part.first, part.count))
+                for first, count, at in self._ranges(part):
+                    elements = part if count == part.count else part.elements(at * member.width, count * member.width)
+                    visit(elements, self._name_of(member.parameter), (first, count))
 
         self.partition.visit_shards(look)
 
@@ -600,7 +609,8 @@ def torch_tensors(
     partitioned = {id(member.parameter) for partition in partitions for member in partition.all_members}
     for name, parameter in parameters_by_name(model, accesses).items():
         if id(parameter) not in partitioned:
-            yield TorchTensor(name, "frozen", plain(parameter), steps=max(steps_of(each, parameter) for each in accesses))
+            steps = max(steps_of(each, parameter) for each in accesses)
+            yield TorchTensor(name, "frozen", plain(parameter), steps=steps).of(accesses[0], parameter)
     for access, partition in zip(accesses, partitions):
         if access.has_custom_step:
             yield from custom_state(access, partition, names)
@@ -614,7 +624,7 @@ def frozen_moments(access: Training, names: dict[int, str]) -> Iterator[TorchTen
     for parameter, values in frozen_state(access):
         for moment, value in values.items():
             if moment != "step":
-                yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value)
+                yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value).of(access, parameter)
 
 
 def require_memory(group: Group, needed: int) -> None:

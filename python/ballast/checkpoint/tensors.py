@@ -7,7 +7,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from ballast.checkpoint.manifest import PARAMETER_DTYPES
 from ballast.checks import refuse
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.parameters.managed_parameter import plain
 from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
+from ballast.torch.parts import Part, full_ranges, full_shape, part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.sharded_state import LazyState
@@ -48,6 +50,13 @@ class TorchTensor:
     steps: int = 0  # steps that have trained a parameter that is frozen now
     begin: int = 0  # first element of the shard in the full tensor
     full_shape: torch.Size | None = None  # the shape of the full tensor, if this is a shard
+    part: Part | None = None  # the part of a full tensor that it, or the tensor of which it is a shard, is
+    is_mine: bool = True  # this rank saves it, and not another one with the same part
+
+    def of(self, access: Training, parameter: torch.nn.Parameter) -> TorchTensor:
+        """Return the same as values or state of a parameter."""
+        shape, part, is_mine = full_shape(parameter), part_of(parameter), access.ranks.saves(parameter)
+        return replace(self, full_shape=shape, part=part, is_mine=is_mine)
 
     def read(self) -> torch.Tensor:
         """Return the tensor, read from the library's memory if that has it."""
@@ -175,8 +184,8 @@ def saved_tensor(
 def entry_of_member(member: UnitParameter, partition: Partition, access: Training) -> _core.SavedTensor:
     parameter, steps = member.parameter, steps_of(access, member.parameter, member)
     if member.group is None:
-        return saved_tensor("frozen", parameter.dtype, parameter.shape, steps=steps)
-    return saved_tensor("trained", parameter.dtype, parameter.shape, kind=partition.core.kind(member.unit), steps=steps)
+        return saved_tensor("frozen", parameter.dtype, full_shape(parameter), steps=steps)
+    return saved_tensor("trained", parameter.dtype, full_shape(parameter), kind=partition.core.kind(member.unit), steps=steps)
 
 
 def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParameter | None = None) -> int:
@@ -185,11 +194,19 @@ def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParame
     return access.steps - member.missed
 
 
+def cuts_of(entry: _core.SavedTensor, part: Part | None, first: int, count: int) -> list[_core.Cut]:
+    """Return the cuts with elements of a parameter, which may be a part of a full tensor."""
+    return [cut for there, some, at in full_ranges(part, first, count) for cut in entry.cover(there, some, at)]
+
+
 class Target(ABC):
     """A tensor to fill with these elements of a checkpoint's tensor: begin(), take() for each cut in order, finish()."""
 
-    def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int):
-        self.name, self.entry, self.first, self.count = name, entry, first, count
+    def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int, part: Part | None = None):
+        self.name, self.entry, self.first, self.count, self.part = name, entry, first, count, part
+
+    def cuts(self) -> list[_core.Cut]:
+        return cuts_of(self.entry, self.part, self.first, self.count)
 
     @abstractmethod
     def begin(self) -> None: ...
@@ -212,8 +229,8 @@ class FlatTarget(Target):
 class PlainTensor(FlatTarget):
     """A buffer, a frozen parameter or its moments: all of its elements, or a shard."""
 
-    def __init__(self, name: str, entry: _core.SavedTensor, tensor: torch.Tensor, first: int = 0):
-        super().__init__(name, entry, first, tensor.numel())
+    def __init__(self, name: str, entry: _core.SavedTensor, tensor: torch.Tensor, first: int = 0, part: Part | None = None):
+        super().__init__(name, entry, first, tensor.numel(), part)
         self._tensor = tensor
 
     def begin(self) -> None:
@@ -232,21 +249,27 @@ def state_part(values: Mapping[str, torch.Tensor]) -> _core.StatePart:
 
 
 class TrainedTensor(Target):
-    """Takes a parameter that was trained, and is frozen now, with its moments. `parameter` is None where it is sharded:
-    then its values go to the shards."""
+    """Takes a parameter that was trained, and is frozen now, with its moments. Its values go to the shards where it is
+    sharded."""
 
     def __init__(
-        self, name: str, entry: _core.SavedTensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]
+        self,
+        name: str,
+        entry: _core.SavedTensor,
+        parameter: torch.Tensor,
+        moments: Mapping[str, torch.Tensor],
+        *,
+        is_sharded: bool,
     ):
-        super().__init__(name, entry, 0, entry.elements)
-        self._parameter = parameter
+        super().__init__(name, entry, 0, parameter.numel(), part_of(parameter))
+        self._shape, self._parameter = parameter.shape, None if is_sharded else plain(parameter)
         self._moments = moments
         assert entry.kind is not None
         self._kind = entry.kind
 
     def begin(self) -> None:
         dtype = torch.float32 if self._parameter is None else self._parameter.dtype
-        self._values = torch.empty(self.entry.shape, dtype=dtype, device="cpu")
+        self._values = torch.empty(self._shape, dtype=dtype, device="cpu")
         self._part = state_part({"parameter": self._values, **self._moments})
 
     def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:

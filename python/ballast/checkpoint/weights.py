@@ -24,8 +24,9 @@ from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner, is_on_meta
-from ballast.torch.parameters.stored_tensors import Files, Latest, StoredTensor, tensors_in
+from ballast.torch.parameters.stored_tensors import Files, Latest, StoredTensor, stored_part, tensors_in
 from ballast.torch.parameters.units import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
+from ballast.torch.parts import full_shape, local_tensor
 from ballast.torch.process_groups import rank_in_job
 
 log = logging.getLogger("ballast")
@@ -138,7 +139,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
     found = [(tensor, stored_format(tensor, each, weights), name) for tensor, each, name in match(names, stored)]
     for tensor, each, name in found:
         require_same(tensor, each, name)
-    parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
+    parameters = {tensor: stored_part(each, tensor) for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
     for owner, owned in by_owner(parameters):
         owner.write({parameter: parameters.pop(parameter) for parameter in owned})
     with torch.no_grad(), without_modes():  # it may be called inside of a block of deferred()
@@ -146,7 +147,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
             if is_on_meta(parameter):
                 begin_with_file(parameter, each)
             else:
-                parameter.copy_(each.read_all())
+                local_tensor(parameter).copy_(each.read_all())
         restore_buffers(model, {id(tensor): each for tensor, each, _ in found})
 
 
@@ -212,11 +213,11 @@ def nearest(name: str, others: Iterable[str]) -> str:
 
 def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
     where = f"{name} in {stored.where}"
-    if tuple(tensor.shape) != stored.shape:
+    if tuple(full_shape(tensor)) != stored.shape:
         refuse(
             "cannot load a tensor: it has another shape in the files than in the model",
             where=where,
-            needed=str(tuple(tensor.shape)),
+            needed=str(tuple(full_shape(tensor))),
             available=str(stored.shape),
         )
     if tensor.dtype != stored.dtype:

@@ -318,7 +318,7 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
         log_hosts(own, outer)
     if len(own.names) == 1:
         alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts), outer.wire)
-        return ProcessGroups(group_of(ranks, timeout), None, frozenset()), alone
+        return ProcessGroups(group_of(ranks, timeout)), alone
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         refuse(
@@ -334,7 +334,7 @@ def connect_hosts(ranks: Sequence[int] | None, outer: DiLoCo, timeout: float | N
     if own.ranks > 1:
         neighbours = _connect_host(own, store, f"{job}/host-{own.host}/exchanges", WAITS * outer.timeout)
     rendezvous = HostRendezvous(store, f"{job}/rank-{own.rank}", own_address(), outer.timeout, outer.survive_lost_hosts)
-    return ProcessGroups(inner, None, frozenset()), HostGroup(own, rendezvous, outer.wire, neighbours)
+    return ProcessGroups(inner), HostGroup(own, rendezvous, outer.wire, neighbours)
 
 
 def log_hosts(own: HostRank, outer: DiLoCo) -> None:

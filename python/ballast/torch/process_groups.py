@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -19,6 +19,7 @@ from ballast.checks import one_of, refuse
 from ballast.ranks import Group, connect, from_all_ranks
 from ballast.schema import changed
 from ballast.step_options import copies_on
+from ballast.torch.parts import Part, part_of
 from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")
@@ -26,6 +27,7 @@ log = logging.getLogger("ballast")
 # The names of a mesh's dimensions, or their first words: of ranks with other data, and of those with other parts of the model.
 OTHER_DATA = ("data", "dp", "fsdp", "replicate", "shard", "context", "cp")
 OTHER_PARTS = ("tensor", "tp", "model", "mp", "pipeline", "pp", "expert", "ep")
+OTHER_LAYERS = ("pipeline", "pp")  # ranks along these have no parameters in common
 
 
 @dataclass(frozen=True)
@@ -33,29 +35,68 @@ class ProcessGroups:
     """The groups in which this rank trains."""
 
     data_group: Group  # ranks that share the state, and average gradients
-    model_group: Group | None  # ranks with other parts of the same model: the norm includes theirs
-    repeated: frozenset[int]  # ids of parameters that all ranks of `model_group` have
+    model_group: Group | None = None  # ranks with other parts of the same model: the norm includes theirs
+    repeated: frozenset[int] = frozenset()  # ids of parameters that all ranks of `model_group` have
+    dtensors: DTensorRanks | None = None  # the ranks of DTensors
 
     def counts(self, parameter: torch.Tensor) -> bool:
         """Return whether the norm includes this rank's values of the parameter. Of a replicated parameter, it includes
         only those of the first rank."""
+        if self.dtensors is not None:
+            return self.dtensors.count(parameter)
         return self.model_group is None or self.model_group.rank == 0 or id(parameter) not in self.repeated
+
+    def saves(self, parameter: torch.Tensor) -> bool:
+        """Return whether this rank saves its values of the parameter, and no other one of `saving_group` has the same ones,
+        apart from those with other data."""
+        return self.dtensors is None or self.dtensors.count(parameter)
+
+    @property
+    def saving_group(self) -> Group:
+        """The ranks that save together."""
+        return self.data_group if self.dtensors is None else self.dtensors.saving_group
 
     def leave(self) -> None:
         """Tell the other ranks that this one has left."""
-        self.data_group.leave()
-        if self.model_group is not None:
-            self.model_group.leave()
+        for group in (self.data_group, self.model_group, None if self.dtensors is None else self.dtensors.saving_group):
+            if group is not None:
+                group.leave()
 
 
-def connect_groups(options: WrapOptions) -> ProcessGroups:
-    """Connect with all ranks of the mesh, or of the job."""
-    data, parts = ranks_of(options.mesh)
+@dataclass(frozen=True)
+class DTensorRanks:
+    """The ranks that have the parts of DTensors. All of them have the other parameters of the model."""
+
+    places: Mapping[str | int, int]  # the place of this rank in each dimension of their mesh
+    saving_group: Group  # they, and the ranks with other data
+
+    def count(self, parameter: torch.Tensor) -> bool:
+        """Return whether this is the first rank with these values of a parameter."""
+        part = part_of(parameter)
+        dimensions = () if part is None else names_of(part.mesh)
+        return (part is None or part.is_first) and not any(at for name, at in self.places.items() if name not in dimensions)
+
+
+def connect_groups(options: WrapOptions, parameters: Iterable[torch.Tensor] = ()) -> ProcessGroups:
+    """Connect with all ranks of the mesh, or of the job, and with those that have other parts of these parameters."""
+    data, others = ranks_of(options.mesh)
     timeout, repeated = options.tuning.timeout, frozenset(id(parameter) for parameter in options.tuning.replicated)
-    if parts is None and repeated:
+    parts = [part for each in parameters if (part := part_of(each)) is not None]
+    sharing, places = ranks_of_dtensors(options.mesh, parts) if parts else (None, {})
+    if parts and options.run.name:
+        refuse(
+            "cannot train DTensors with run=: ranks with other parts of the model would have records of the same names",
+            needed="ballast.save() and ballast.load_checkpoint() in place of run=",
+        )
+    others = others or sharing
+    if others is None and repeated:
         refuse("cannot use replicated parameters without the ranks that have them", needed="mesh=, with parts of the model")
     data_group = group_of(data, timeout)
-    return ProcessGroups(data_group, None if parts is None else group_of(parts, timeout), repeated)
+    model_group = None if others is None else group_of(others, timeout)
+    if sharing is None:
+        return ProcessGroups(data_group, model_group, repeated)
+    everybody = sorted({rank for each in from_all_ranks(data_group, sharing) for rank in each})
+    return ProcessGroups(data_group, model_group, repeated, DTensorRanks(places, group_of(everybody, timeout)))
 
 
 def ranks_of(mesh: Any) -> tuple[list[int] | None, list[int] | None]:
@@ -63,18 +104,55 @@ def ranks_of(mesh: Any) -> tuple[list[int] | None, list[int] | None]:
     None stands for all ranks, and for no other parts."""
     if mesh is None:
         return None, None
-    names = mesh.mesh_dim_names or (OTHER_DATA[0],) * mesh.ndim
     if mesh.mesh_dim_names is None and mesh.ndim > 1:
         refuse("cannot use mesh: its dimensions have no names", needed='mesh_dim_names, such as ("data", "tensor")')
-    place = mesh.get_coordinate()
-    if place is None:
+    if mesh.get_coordinate() is None:
         refuse("cannot use mesh: this process is not in it", needed="wrap() on the ranks of the mesh only")
-    kinds = [one_of("kind of dimension of a mesh", name.partition("_")[0], OTHER_DATA + OTHER_PARTS) for name in names]
-    data, parts = (
-        mesh.mesh[tuple(slice(None) if kind in along else at for kind, at in zip(kinds, place))].flatten().tolist()
-        for along in (OTHER_DATA, OTHER_PARTS)
-    )
+    data, parts = (_ranks_along(mesh, kinds) for kinds in (OTHER_DATA, OTHER_PARTS))
     return data, parts if len(parts) > 1 else None
+
+
+def _ranks_along(mesh: Any, kinds: Collection[str]) -> list[int]:
+    """Return the ranks of the mesh that differ from this one in dimensions of these kinds only."""
+    of_mesh = [_kind_of(name) for name in mesh.mesh_dim_names or OTHER_DATA[:1]]
+    index = tuple(slice(None) if kind in kinds else at for kind, at in zip(of_mesh, mesh.get_coordinate()))
+    return [int(rank) for rank in mesh.mesh[index].flatten()]
+
+
+def _kind_of(dimension: str) -> str:
+    return one_of("kind of dimension of a mesh", dimension.partition("_")[0], OTHER_DATA + OTHER_PARTS)
+
+
+def names_of(mesh: Any) -> Sequence[str | int]:
+    return mesh.mesh_dim_names or range(mesh.ndim)
+
+
+def ranks_of_dtensors(mesh: Any, parts: Sequence[Part]) -> tuple[list[int], dict[str | int, int]]:
+    """Return the ranks that have the parts of DTensors, and the place of this one in each dimension of their mesh."""
+    data, others = ranks_of(mesh)
+    if others is None:
+        meshes = [*{part.mesh for part in parts}]
+        ranks, places = parts[0].ranks, dict(zip(names_of(meshes[0]), meshes[0].get_coordinate() or ()))
+    else:
+        meshes, sharing = [], [kind for kind in OTHER_PARTS if kind not in OTHER_LAYERS]
+        ranks, at = _ranks_along(mesh, sharing), zip(mesh.mesh_dim_names, mesh.get_coordinate())
+        places = {name: place for name, place in at if _kind_of(name) in sharing}
+    if data is None or len(meshes) > 1 or {*ranks} & {*data} != {torch.distributed.get_rank()}:
+        refuse(
+            "cannot train DTensors: mesh does not say which ranks have other data, and which ones other parts of the tensors",
+            where=f"DTensors with {', '.join(sorted({str(part.mesh) for part in parts}))}",
+            needed='mesh=mesh["dp"], the dimension with other data; or all of the mesh if DTensors are of several',
+            available="no mesh" if mesh is None else str(mesh),
+            remedy="Leave out fully_shard(): Ballast shards parameters over the ranks with other data itself.",
+        )
+    for part in parts:
+        if not {*part.ranks} <= {*ranks}:
+            refuse(
+                "cannot train a DTensor: its mesh has other ranks than those with other parts of the model",
+                where=f"a DTensor of shape {tuple(part.shape)} with {part.mesh}",
+                needed=f"a mesh with some of the ranks {ranks}",
+            )
+    return ranks, places
 
 
 def group_of(ranks: Sequence[int] | None, timeout: float | None) -> Group:

@@ -409,16 +409,6 @@ def test_frozen_parameters_that_cannot_be_partitioned_are_named():
     optimizer.close()
 
 
-def test_a_dtensor_is_refused_with_what_to_use_instead():
-    class DTensor(torch.nn.Parameter):
-        """A parameter with the name of torch.distributed's class, which needs several processes."""
-
-    model = mlp()
-    model[0].weight.__class__ = DTensor
-    with pytest.raises(ballast.UsageError, match=r"B1005.*it is a DTensor(.|\n)*0.weight(.|\n)*Leave out fully_shard"):
-        ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-
 @pytest.mark.parametrize("stage", [0, 2])
 def test_scales_stay_the_same_where_gradients_overflow_on_one_rank(stage):
     scales = run_ranks(2, overflows_on_one_rank, stage)

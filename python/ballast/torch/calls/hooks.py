@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ballast._torch_compat import active_data_parallel, compiler_of_calls, gradient_hooks_of
 from ballast.checks import refuse_order, refuse_unsupported
 from ballast.ranks import Group, begin_exit
+from ballast.torch.process_groups import ProcessGroups
 
 # --- One thread at a time ---
 
@@ -72,6 +73,8 @@ class CallReceiver(Protocol):
 
     @property
     def group(self) -> Group: ...
+    @property
+    def ranks(self) -> ProcessGroups: ...
     @property
     def stage(self) -> int | None: ...
     def arrived(self, parameter: torch.nn.Parameter) -> None: ...

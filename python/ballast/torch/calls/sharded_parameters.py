@@ -43,6 +43,7 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.unit_gather import Place, UnitGather
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import LOST_WRITE, Slots, Snapshot, agree_on_writes, refuse_lost_writes
+from ballast.torch.parts import packing_local_tensors, part_of
 
 log = logging.getLogger("ballast")
 
@@ -344,6 +345,7 @@ class SavedTensors:
         self._gather = gather
         self._loose_units = loose_units  # units whose parameters are used outside of calls if a method is checkpointed
         self._is_checkpointed = False  # calls inside of others have shown it
+        self._has_parts = any(part_of(member.parameter) is not None for member in gather.members.values())
         self._outermost = self._hooks(None)
         self._calls = _Calls()
         self._thread: int | None = None  # the thread whose call has not ended, apart from recomputations of backward passes
@@ -468,8 +470,9 @@ class SavedTensors:
                 return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
             return values
 
-        setattr(pack, _KEYS, (gather.key, *(() if outer is None else getattr(outer[0], _KEYS, ()))))
-        return pack, unpack
+        hooks = packing_local_tensors(pack, unpack) if self._has_parts else (pack, unpack)
+        setattr(hooks[0], _KEYS, (gather.key, *(() if outer is None else getattr(outer[0], _KEYS, ()))))
+        return hooks
 
 
 # --- Casts of parameters, which autograd saves too ---

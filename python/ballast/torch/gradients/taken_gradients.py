@@ -320,6 +320,7 @@ class TakenGradients:
         self.undo_casts = undo_casts
         self._made: list[TakenGradient | None] = [None] * len(members)  # objects of earlier steps
         self.zeros: set[int] = set()  # members with a gradient of zeros, from zero_grad(set_to_none=False)
+        self.are_parts = False  # other ranks have gradients of other parts of the same tensors
         self.may_scale = True  # false after parameters have been updated with them in the backward pass
         self._factors, self._factor_reader = GradientFactors(group, members), FactorReader()
         self._norms: dict[float, Norms] = {}  # norms by order
@@ -529,6 +530,12 @@ class TakenGradients:
         return self._norm_tensors.take(member, (device, dtype, order), partial(self._norms_to_sum, order))
 
     def _norms_to_sum(self, order: float) -> list[float]:
+        if self.are_parts:
+            refuse_different(
+                "cannot compute norms of gradients: they are those of parts of DTensors, and other ranks have other parts",
+                where="mesh=",
+                needed="the norm of the full model",
+            )
         self._are_summed = True
         norms = self._norms_of_all(order)
         self.require_same_on_all_ranks("compute norms of gradients")

@@ -20,6 +20,7 @@ from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import fail_malformed
 from ballast.safetensors_format import DTYPES, INDEX, SINGLE, SUFFIX
 from ballast.torch.memory import bytes_at, tensor_at
+from ballast.torch.parts import Part, part_of
 
 Found = TypeVar("Found")
 
@@ -84,6 +85,27 @@ class CastTensor(StoredTensor):
     def read(self, first: int, count: int, into: int) -> None:
         if count > 0:
             tensor_at(into, count, self.dtype).copy_(self._stored.read_part(first, count))
+
+
+class PartOfTensor(StoredTensor):
+    """The part of a stored tensor that a parameter is."""
+
+    def __init__(self, stored: StoredTensor, part: Part):
+        super().__init__(stored.dtype, part.local_shape, stored.where)
+        self._stored, self._part = stored, part
+
+    def in_format(self, dtype: torch.dtype) -> StoredTensor:
+        return PartOfTensor(self._stored.in_format(dtype), self._part)
+
+    def read(self, first: int, count: int, into: int) -> None:
+        for there, some, at in self._part.ranges(first, count):
+            self._stored.read(there, some, into + at * self.dtype.itemsize)
+
+
+def stored_part(stored: StoredTensor, tensor: torch.Tensor) -> StoredTensor:
+    """Return what is stored of a parameter that may be a part of a full tensor."""
+    part = part_of(tensor)
+    return stored if part is None else PartOfTensor(stored, part)
 
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -226,16 +226,11 @@ def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -
             f"cannot partition a parameter: {problem}",
             where=f"parameter {name}",
             needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
-            remedy=_remedy_for(kind, parameter.dtype, trained=trained),
+            remedy=_remedy_for(parameter.dtype, trained=trained),
         )
 
 
-def _remedy_for(kind: type, dtype: torch.dtype, *, trained: bool) -> str:
-    if kind.__name__ == "DTensor":
-        return (
-            "Leave out fully_shard() and parallelize_module(): Ballast shards parameters itself. For tensor parallelism let "
-            "each rank have plain parameters, with ballast.wrap(..., mesh=...)."
-        )
+def _remedy_for(dtype: torch.dtype, *, trained: bool) -> str:
     if trained and dtype not in DTYPES:
         return "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."
     return "" if trained else "A frozen parameter may have any format if its values are in its own memory."

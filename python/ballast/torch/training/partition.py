@@ -210,6 +210,7 @@ class Partition(ShardedState):
         self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or inputs.is_alone)
         self.has_finite_factor = True  # the last step's factors of gradients were finite; else it was skipped
         self.before_clipping = 1.0  # the ratio of the norm before clipping to that of the last step
+        self.gradients.are_parts = ranks.dtensors is not None
         self.gradients.may_scale = not options.update_in_backward
         self._order_is_learnt = False
         self._backward = NO_BACKWARD  # the backward pass in which the last gradient has arrived

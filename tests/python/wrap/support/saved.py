@@ -102,7 +102,7 @@ def values_in(directory: str | Path) -> Values:
             moments = {kind: torch.zeros(entry.shape) for saved in checkpoint.optimizers for kind in saved.moments}
             values[name] = torch.zeros(entry.shape)
             values.update((f"{name}/{kind}", moment) for kind, moment in moments.items())
-            target = TrainedTensor(name, entry, values[name], moments)
+            target = TrainedTensor(name, entry, values[name], moments, is_sharded=False)
         else:
             values[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
             target = PlainTensor(name, entry, values[name])
