@@ -407,23 +407,58 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
 
 
 def sync_weights(
-    model: torch.nn.Module, callback: Callable[[str, torch.Tensor], object], *, only_first_rank: bool = False
+    model: torch.nn.Module,
+    to: Callable[[str, torch.Tensor], object] | str | os.PathLike[str] | torch.distributed.ProcessGroup,
+    *,
+    only_first_rank: bool = False,
+    bucket: Size = "256MiB",
+    timeout: float = 60.0,
 ) -> None:
-    """Call `callback(name, tensor)` with each parameter and buffer of the model in full, one unit at a time.
+    """Hand the full weights of a model over, one unit at a time: to a function, or in buckets to another process.
 
     >>> import torch
     >>> sync_weights(torch.nn.Linear(4, 2), lambda name, tensor: print(name, tuple(tensor.shape)))
     weight (2, 4)
     bias (2,)
 
-    All ranks call this together, between steps, and `callback` runs on all of them, or on the first one. The names are those
-    of `model.state_dict()`, with the first name of a tensor that several modules share. A tensor is valid until `callback`
-    returns: it may be copied or sent, and must not be written to. In stage 3 no rank holds more than one unit in full. An
-    error of `callback` on one rank is raised on all.
-    """
-    from ballast.checkpoint.full_model import tensors_of, visit_units
+    All ranks call this together, between steps. An error on one rank is raised on all.
 
-    visit_units(tensors_of(model), callback, "handing over weights", on_all=not only_first_rank)
+    to                 a function, which is called with the name and the values of each parameter and buffer. Names are those of
+                       `model.state_dict()`, with the first name of a tensor that several modules share. A tensor is valid until
+                       the function returns: it may be copied or sent, and must not be written to. Or the path of a socket, for
+                       a process of this machine; or a group of torch.distributed, whose first rank is the first one that trains
+                       the model. The other process, or the other ranks, call `receive_weights()` with the same
+    only_first_rank    the function is called on the first rank that trains the model, and not on all
+    bucket             the size of what is sent at once. The sender holds it and one unit, and the receiver it and one tensor
+    timeout            seconds in which the other process is there
+
+    To a path or a group, names are those of the files on the Hub, and adapters of PEFT are merged.
+    """
+    if callable(to):
+        from ballast.checkpoint.full_model import tensors_of, visit_units
+
+        visit_units(tensors_of(model), to, "handing over weights", on_all=not only_first_rank)
+        return
+    from ballast.checkpoint.weight_sync import hand_over
+
+    if (size := parse_size(bucket)) < 1:
+        refuse("cannot hand over weights in buckets", needed="a bucket of at least one byte", available=str(bucket))
+    hand_over(model, to, size, timeout)
+
+
+def receive_weights(
+    source: str | os.PathLike[str] | torch.distributed.ProcessGroup, *, timeout: float = 600.0
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and the values of the weights that `sync_weights()` hands over, in the process of an inference engine.
+
+    source     the path of a socket, which is made; or a group of torch.distributed
+    timeout    seconds in which a process connects to the socket
+
+    Values are valid until the next ones are taken: copy them. Raises B3301 if the process that hands them over ends.
+    """
+    from ballast.checkpoint.weight_sync import receive
+
+    return receive(source, timeout)
 
 
 class LossOptions(TypedDict, total=False):

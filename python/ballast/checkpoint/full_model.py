@@ -11,6 +11,7 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint.folder import require_space
+from ballast.checkpoint.hub_names import HubNames
 from ballast.checkpoint.manifest import slices
 from ballast.checkpoint.tensors import buffers_by_name
 from ballast.checks import refuse
@@ -18,7 +19,7 @@ from ballast.ranks import Agreement, Group, connect
 from ballast.safetensors_format import DTYPES, SUFFIX
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of, plain, slice_on_host
-from ballast.torch.parameters.units import named_parameters
+from ballast.torch.parameters.units import named_parameters, unwrapped
 from ballast.torch.parts import full_shape, part_of
 from ballast.torch.process_groups import rank_in_job
 
@@ -104,9 +105,16 @@ def _parameters_in(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
     return [each for each in tensors if isinstance(each, torch.nn.Parameter)]
 
 
-def visit_units(tensors: Mapping[str, torch.Tensor], visit: Visit, what: str, *, on_all: bool = True) -> None:
-    """Call `visit(name, values)` for each tensor, on all ranks or on the first one. All ranks call it together; an error on
-    one of them ends the visit on all, after its unit."""
+def visit_units(
+    tensors: Mapping[str, torch.Tensor],
+    visit: Visit,
+    what: str,
+    *,
+    on_all: bool = True,
+    also: Mapping[int, Sequence[torch.Tensor]] | None = None,
+) -> None:
+    """Call `visit(name, values)` for each tensor, on all ranks or on the first one, and gather other tensors with those that
+    have some in `also`, by id. All ranks call it together; an error on one of them ends the visit on all, after its unit."""
     begin_owners(tensors.values())
     group = group_of(tensors.values())
     if group is None:  # another rank than the first one, and the model is not trained
@@ -115,7 +123,8 @@ def visit_units(tensors: Mapping[str, torch.Tensor], visit: Visit, what: str, *,
         group = connect(rank=0, size=1)
     agreement = Agreement(group, what)
     for unit in grouped_by_unit(tensors):
-        with gather_to_read(unit.values()):
+        others = [each for tensor in unit.values() for each in (also or {}).get(id(tensor), ())]
+        with gather_to_read([*unit.values(), *others]):
             for name, tensor in unit.items():
                 values, part = plain(tensor), part_of(tensor)
                 values = values if part is None else part.full(values)
@@ -131,7 +140,12 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None) -> 
         refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
     tensors = tensors_of(model)
     begin_owners(tensors.values())
-    items = [item_of(name, tensor.dtype, full_shape(tensor)) for name, tensor in tensors.items()]
+    names, described = HubNames(unwrapped(model), tensors), HubNames(unwrapped(model), tensors)
+    items = [
+        item_of(name, like.dtype, like.shape)
+        for own, tensor in tensors.items()
+        for name, like in described.take(own, torch.empty(full_shape(tensor), dtype=tensor.dtype, device="meta"))
+    ]
     group = group_of(tensors.values())
     if group is None:
         return
@@ -141,9 +155,10 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None) -> 
             if group.rank == 0:
                 writer = at_the_end.enter_context(safetensors_files(path.parent, path.stem, items, most_bytes))
 
-        def write(name: str, tensor: torch.Tensor) -> None:
-            for first, count in slices(tensor.numel(), COPIED):
-                write_values(writer, name, first, slice_on_host(tensor, first, count))
+        def write(own: str, tensor: torch.Tensor) -> None:
+            for name, values in names.take(own, tensor):
+                for first, count in slices(values.numel(), COPIED):
+                    write_values(writer, name, first, slice_on_host(values, first, count))
 
         visit_units(tensors, write, EXPORTING, on_all=False)
         with agreement.settled():

@@ -16,6 +16,7 @@ from ballast import _core
 from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
+from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.manifest import PARAMETERS, Checkpoint
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
@@ -130,9 +131,9 @@ def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
 def restore(model: torch.nn.Module, files: Files) -> None:
     weights = weights_in(files, model)
     names = dict(names_of(unwrapped(model)))
-    known = [*names, *(name for name, _ in named_buffers(model))]
-    own = names_in_model(weights.tensors.keys(), set(known))
-    stored = {own[name]: each for name, each in weights.tensors.items()}
+    known = {**names, **dict(named_buffers(model))}
+    own = names_in_model(weights.tensors.keys(), known)
+    stored = converted(unwrapped(model), {own[name]: each for name, each in weights.tensors.items()}, known)
     require_known(stored, known)
     if weights.trained_only:
         leave_untrained(model, names, stored)
@@ -180,7 +181,7 @@ def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield unwrapped_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
-def require_known(stored: Iterable[str], known: list[str]) -> None:
+def require_known(stored: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted(set(stored) - set(known))
     if unknown:
         refuse(

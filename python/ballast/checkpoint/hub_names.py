@@ -1,0 +1,153 @@
+"""Models of transformers whose files on the Hub have other tensors than the model has parameters, such as each expert alone.
+Transformers' own conversions make one from the other."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from ballast.checks import refuse
+from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.stored_tensors import Latest, StoredTensor
+
+Tensors = dict[str, torch.Tensor]
+
+
+def is_of_transformers(model: torch.nn.Module) -> bool:
+    known: Any = sys.modules.get("transformers.modeling_utils")  # no program has its models without this module
+    return known is not None and isinstance(model, known.PreTrainedModel)
+
+
+@dataclass
+class Sources:
+    """The tensors in files that become one or several of the model, and the conversion."""
+
+    name: str  # that of the first tensor of the model
+    model: torch.nn.Module
+    converter: Any
+    stored: list[tuple[str, str, StoredTensor]] = field(default_factory=list)  # each with its name and its pattern
+
+    @property
+    def are_experts(self) -> bool:
+        """Whether each row of the first dimension is converted from the tensors of one expert."""
+        first, *others = self.converter.operations
+        dims = [getattr(each, key, 0) for each in others for key in vars(each) if key in ("dim", "dim0", "dim1")]
+        is_known = all(type(each).__name__ in ("Concatenate", "Transpose") for each in others)
+        return type(first).__name__ == "MergeModulelist" and first.dim == 0 and is_known and 0 not in dims
+
+    def of_expert(self, number: int) -> list[tuple[str, str, StoredTensor]]:
+        by_pattern: dict[str, list[tuple[str, str, StoredTensor]]] = {}
+        for each in self.stored:
+            by_pattern.setdefault(each[1], []).append(each)
+        return [experts[number] for experts in by_pattern.values()]
+
+    def convert(self, read: Callable[[StoredTensor], torch.Tensor], expert: int | None = None) -> Tensors:
+        """Return the tensors of the model, or of one expert, from what `read` returns of each stored one."""
+        converter = deepcopy(self.converter)
+        for name, pattern, stored in self.stored if expert is None else self.of_expert(expert):
+            converter.add_tensor(self.name, name, pattern, read(stored))
+        made = converter.convert(self.name, model=self.model, config=self.model.config)
+        return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}
+
+
+class ConvertedTensor(StoredTensor):
+    """A tensor of the model that is made of others where it is read: one expert at a time, or all of it."""
+
+    def __init__(self, sources: Sources, name: str, like: torch.Tensor, latest: Latest):
+        super().__init__(like.dtype, tuple(like.shape), f"{sources.stored[0][2].where}, from {sources.stored[0][0]} and others")
+        self._sources, self._name, self._latest = sources, name, latest
+
+    def read(self, first: int, count: int, into: int) -> None:
+        pieces = self.shape[0] if self._sources.are_experts else 1
+        size = self.elements // max(pieces, 1)
+        for piece in range(first // max(size, 1), math.ceil((first + count) / max(size, 1))):
+            convert = partial(self._sources.convert, StoredTensor.read_all, piece if self._sources.are_experts else None)
+            made = self._latest.get((self._sources.name, piece), convert)
+            begin, end = max(first, piece * size), min(first + count, (piece + 1) * size)
+            values = made[self._name].reshape(-1)[begin - piece * size : end - piece * size]
+            tensor_at(into + (begin - first) * self.dtype.itemsize, end - begin, self.dtype).copy_(values)
+
+
+def converted(
+    model: torch.nn.Module, stored: Mapping[str, StoredTensor], known: Mapping[str, torch.Tensor]
+) -> Mapping[str, StoredTensor]:
+    """Return what is stored by the names in the model, where transformers converts files of other names. Reads no values."""
+    if not is_of_transformers(model) or not stored.keys() - known.keys():
+        return stored
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    found: dict[str, StoredTensor] = {}
+    sources: dict[str, Sources] = {}
+    for name, each in sorted(stored.items(), key=lambda item: dot_natural_key(item[0])):
+        own, pattern = name, None
+        if name not in known:
+            own, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if pattern is None:
+            found[own if own in known else name] = each
+            continue
+        converter = next(each for each in converters if pattern in each.source_patterns)
+        sources.setdefault(own, Sources(own, model, converter)).stored.append((name, pattern, each))
+    latest = Latest()
+    for own_sources in sources.values():
+        for name, like in made_of(own_sources).items():
+            found[name] = ConvertedTensor(own_sources, name, like, latest)
+    return found
+
+
+def made_of(sources: Sources) -> Tensors:
+    """Return the tensors that a conversion makes, without values. Refuse one that fails."""
+    try:
+        return sources.convert(lambda stored: torch.empty(stored.shape, dtype=stored.dtype, device="meta"))
+    except Exception as error:
+        refuse(
+            "cannot load a tensor: transformers cannot convert what the files have of it",
+            where=f"{sources.name} in {sources.stored[0][2].where}",
+            needed="the tensors of all experts, or of all other parts of the tensor",
+            available=f"{len(sources.stored)} tensors, such as {sources.stored[0][0]}; {type(error).__name__}: {error}",
+        )
+
+
+class HubNames:
+    """Converts the tensors of a model back to those of the Hub."""
+
+    def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]):
+        self._model = model
+        self._groups: dict[str, str] = {}  # the group of each tensor: those of one are converted together
+        self._left: dict[str, int] = {}  # tensors of a group that have not come
+        self._kept: dict[str, Tensors] = {}
+        if not is_of_transformers(model):
+            return
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, apply_converters
+
+        mapping = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False)
+        back = [each.reverse_transform() for each in mapping[::-1] if isinstance(each, WeightConverter)]
+        for name in tensors if back else ():
+            group, pattern = apply_converters(name, back)
+            self._groups[name] = name if pattern is None else group
+            self._left[self._groups[name]] = self._left.get(self._groups[name], 0) + 1
+
+    def take(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors of the Hub that are complete with this one, which is valid now only."""
+        if name not in self._groups:
+            yield name, tensor
+            return
+        from transformers.core_model_loading import revert_weight_conversion
+
+        group = self._groups[name]
+        self._left[group] -= 1
+        kept = self._kept.setdefault(group, {})
+        kept[name] = tensor if self._left[group] == 0 else tensor.clone()
+        if self._left[group] == 0:
+            yield from revert_weight_conversion(self._model, self._kept.pop(group)).items()

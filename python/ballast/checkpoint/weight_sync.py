@@ -1,0 +1,295 @@
+"""Hand the weights of a model to an inference engine in buckets of one size: over a group of torch.distributed, or in memory
+that processes of a machine share. Names are those of the model's files on the Hub, and adapters are merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ballast.checkpoint.full_model import group_of, tensors_of, visit_units
+from ballast.checkpoint.hub_names import HubNames
+from ballast.checks import fail, refuse
+from ballast.ranks import Agreement
+from ballast.torch.gpu import GPU
+from ballast.torch.parameters.units import unwrapped
+
+WHAT = "handing over weights"
+SHARED = "/dev/shm"  # files here are in memory
+ALIGNMENT = 16  # bytes: views of any format begin at multiples of it
+ACCEPTED = b"accepted\n"
+Entry = tuple[
+    str, str, list[int], int, int, int
+]  # name, format, shape; first byte in the tensor, bytes, first byte in the bucket
+
+
+class Channel(ABC):
+    """Takes buckets to the process that receives weights."""
+
+    memory: torch.Tensor  # of one bucket
+
+    @abstractmethod
+    def send(self, entries: list[Entry]) -> None:
+        """Send the bucket that is in the memory, and return when that may be written to. Without entries, it is the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the channel holds."""
+
+
+class GroupChannel(Channel):
+    """Broadcasts from the first rank of a group of torch.distributed."""
+
+    def __init__(self, group: Any, size: int):
+        self._group, self._source = group, torch.distributed.get_global_rank(group, 0)
+        if torch.distributed.get_rank() != self._source:
+            refuse(
+                "cannot hand over weights: this rank, which has them, is not the first one of the group",
+                where=f"rank {torch.distributed.get_rank()}",
+                needed=f"a group whose first rank is the first one that trains the model, and not rank {self._source}",
+            )
+        self.memory = _memory_for(group, size)
+        torch.distributed.broadcast_object_list([size], src=self._source, group=group)
+
+    def send(self, entries: list[Entry]) -> None:
+        torch.distributed.broadcast_object_list([entries], src=self._source, group=self._group)
+        if entries:
+            torch.distributed.broadcast(self.memory, src=self._source, group=self._group)
+
+    def close(self) -> None:
+        """Do nothing: the caller has made the group."""
+
+
+def _memory_for(group: Any, size: int) -> torch.Tensor:
+    """Return memory on the device of the group's backend."""
+    return torch.empty(size, dtype=torch.uint8, device=GPU if "nccl" in torch.distributed.get_backend(group) else "cpu")
+
+
+class SharedChannel(Channel):
+    """Writes buckets to memory that a process of this machine reads. A socket, whose path is given, says what is in them."""
+
+    def __init__(self, path: str, size: int, timeout: float):
+        self._path, self._connection = path, _connected(path, timeout)
+        self._lines = self._connection.makefile("rwb")
+        number, name = tempfile.mkstemp(prefix="ballast-", dir=SHARED)
+        try:
+            os.ftruncate(number, size)
+            self.memory = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+            self._tell([name, size])
+        finally:
+            os.close(number)
+            os.unlink(name)  # both processes have mapped it
+
+    def send(self, entries: list[Entry]) -> None:
+        self._tell(entries)
+
+    def _tell(self, what: object) -> None:
+        try:
+            self._lines.write(json.dumps(what).encode() + b"\n")
+            self._lines.flush()
+            is_accepted = self._lines.readline() == ACCEPTED
+        except OSError:
+            is_accepted = False
+        if not is_accepted:
+            fail("peer_failed", "cannot hand over weights: the process that receives them has ended", where=self._path)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._lines.close()
+        self._connection.close()
+
+
+def _connected(path: str, timeout: float) -> socket.socket:
+    deadline, connection = time.monotonic() + timeout, socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            connection.connect(path)
+            return connection
+        except OSError as error:
+            if time.monotonic() > deadline:
+                connection.close()
+                refuse(
+                    "cannot hand over weights: no process receives them",
+                    where=path,
+                    needed=f"ballast.receive_weights({path!r}) in another process of this machine, within {timeout:g} s",
+                    available=str(error),
+                )
+            time.sleep(0.01)
+
+
+class Buckets:
+    """Fills buckets with tensors, one after the other. A tensor may be in several."""
+
+    def __init__(self, channel: Channel):
+        self._channel, self._used = channel, 0
+        self._entries: list[Entry] = []
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        values, size = tensor.detach().contiguous().view(-1).view(torch.uint8), self._channel.memory.numel()
+        word, shape, done = str(tensor.dtype).removeprefix("torch."), list(tensor.shape), 0
+        while done < len(values) or not len(values):
+            if self._used >= size:
+                self.flush()
+            count = min(size - self._used, len(values) - done)
+            self._channel.memory[self._used : self._used + count].copy_(values[done : done + count])
+            self._entries.append((name, word, shape, done, count, self._used))
+            done, self._used = done + count, -(-(self._used + count) // ALIGNMENT) * ALIGNMENT
+            if not len(values):
+                return
+
+    def flush(self) -> None:
+        if self._entries:
+            self._channel.send(self._entries)
+        self._entries, self._used = [], 0
+
+    def finish(self) -> None:
+        self.flush()
+        self._channel.send([])
+
+
+def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> None:
+    """Send all weights to a group, or to the process at a path. All ranks call this together, and the first one sends."""
+    merged = MergedAdapters(model)
+    group = group_of(merged.tensors.values())
+    if group is None:
+        return
+    agreement, channel = Agreement(group, WHAT), None
+    try:
+        with agreement.settled():
+            if group.rank == 0:
+                channel = (
+                    SharedChannel(os.fspath(to), size, timeout)
+                    if isinstance(to, (str, os.PathLike))
+                    else GroupChannel(to, size)
+                )
+                buckets = Buckets(channel)
+        names = HubNames(merged.model, merged.tensors)
+
+        def add(own: str, tensor: torch.Tensor) -> None:
+            for name, values in names.take(own, merged.value(own, tensor)):
+                buckets.add(name, values)
+
+        visit_units(merged.tensors, add, WHAT, on_all=False, also=merged.adapters)
+        with agreement.settled():
+            if group.rank == 0:
+                buckets.finish()
+    finally:
+        if channel is not None:
+            channel.close()
+
+
+class MergedAdapters:
+    """The parameters and buffers of a model without adapters of PEFT, which are added to them where they are read."""
+
+    def __init__(self, model: torch.nn.Module):
+        model = unwrapped(model)
+        self.model: torch.nn.Module = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.adapters: dict[int, list[torch.Tensor]] = {}  # the parameters of adapters, by id of the weight that they change
+        self._layers: dict[str, Any] = {}
+        layers = {path: each for path, each in self.model.named_modules() if hasattr(each, "get_delta_weight")}
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors_of(self.model).items():
+            path = next((path for path in layers if name.startswith(f"{path}.")), None)
+            if path is None:
+                self.tensors[name] = tensor
+            elif name.startswith(f"{path}.base_layer."):
+                own = name.replace(".base_layer.", ".")
+                self.tensors[own] = tensor
+                if own == f"{path}.weight":
+                    self._layers[own] = layers[path]
+                    self.adapters[id(tensor)] = [each for key, each in layers[path].named_parameters() if "lora_" in key]
+        if saved := next((name for name in self.tensors if ".modules_to_save." in name), None):
+            refuse("cannot merge adapters: modules_to_save replaces modules", where=saved, needed="adapters of layers alone")
+        packed = next((own for own in self._layers if not self.tensors[own].is_floating_point()), None)
+        if packed is not None:
+            refuse("cannot merge adapters into packed weights", where=packed, needed="a model whose weights are numbers")
+
+    def value(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the merged values of a tensor. Its adapters are gathered."""
+        layer = self._layers.get(name)
+        if layer is None or layer.merged:
+            return tensor
+        with torch.no_grad():
+            deltas = [layer.get_delta_weight(each) for each in layer.active_adapters if each in layer.scaling]
+            return sum(deltas, start=tensor.float()).to(tensor.dtype)
+
+
+# --- In the process of the engine ---
+
+
+def receive(source: Any, timeout: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights as they arrive."""
+    is_path = isinstance(source, (str, os.PathLike))
+    buckets = _shared_buckets(os.fspath(source), timeout) if is_path else _broadcast_buckets(source)
+    parts: dict[str, torch.Tensor] = {}
+    for memory, entries in buckets:
+        for name, word, shape, begin, count, at in entries:
+            dtype, elements = getattr(torch, word), torch.Size(shape).numel()
+            size = elements * dtype.itemsize
+            values = memory[at : at + count]
+            if count < size:
+                parts.setdefault(name, torch.empty(size, dtype=torch.uint8, device=memory.device))[begin : begin + count] = (
+                    values
+                )
+                values = parts[name]
+            if begin + count == size:
+                parts.pop(name, None)
+                yield name, values.view(dtype).view(shape)
+
+
+def _broadcast_buckets(group: Any) -> Iterator[tuple[torch.Tensor, list[Entry]]]:
+    source = torch.distributed.get_global_rank(group, 0)
+
+    def read() -> Any:
+        found: list[Any] = [None]
+        torch.distributed.broadcast_object_list(found, src=source, group=group)
+        return found[0]
+
+    memory = _memory_for(group, read())
+    while entries := read():
+        torch.distributed.broadcast(memory, src=source, group=group)
+        yield memory, entries
+
+
+def _shared_buckets(path: str, timeout: float) -> Iterator[tuple[torch.Tensor, list[Entry]]]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        with suppress(FileNotFoundError):  # an earlier process may have left it
+            os.unlink(path)
+        listener.bind(path)
+        listener.listen(1)
+        listener.settimeout(timeout)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            fail("peer_failed", f"cannot receive weights: no process has handed any over within {timeout:g} s", where=path)
+        finally:
+            os.unlink(path)
+    connection.settimeout(None)
+    with connection, connection.makefile("rwb") as lines:
+        name, size = _read_line(lines, path)
+        memory = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+        entries: Any = None
+        while entries != []:
+            lines.write(ACCEPTED)
+            lines.flush()
+            entries = _read_line(lines, path)
+            yield memory, entries
+        lines.write(ACCEPTED)
+
+
+def _read_line(lines: Any, path: str) -> Any:
+    try:
+        line = lines.readline()
+    except OSError:
+        line = b""
+    if not line.endswith(b"\n"):
+        fail("peer_failed", "cannot receive weights: the process that hands them over has ended", where=path)
+    return json.loads(line)

@@ -1,0 +1,144 @@
+"""Tests of weights that go to another process in buckets: through shared memory, and over a group of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+import ballast
+import pytest
+import torch
+import torch.distributed as dist
+from python.wrap.support.frameworks import as_launched
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
+from torch.distributed.device_mesh import DeviceMesh
+
+BUCKET = 1000  # bytes, fewer than most tensors have
+Weights = dict[str, torch.Tensor]
+
+
+def experts(adapted: bool) -> Any:
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+    if not adapted:
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4, num_key_value_heads=2))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    options = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    return peft.get_peft_model(model, options)
+
+
+def expected_of(model: Any, folder: str) -> Weights:
+    """Return the weights as transformers saves them, with merged adapters."""
+    from safetensors.torch import load_file
+
+    merged = model.merge_and_unload() if hasattr(model, "peft_config") else model
+    merged.save_pretrained(folder)
+    return load_file(f"{folder}/model.safetensors")
+
+
+def two_train_and_one_receives(rank: int, folder: str) -> list[Weights]:
+    """Return what the last rank has received, and what rank 0 has, of each model and each way."""
+    as_launched(rank)
+    results = []
+    trains, sends = dist.new_group([0, 1]), dist.new_group([0, 2])
+    for number, (adapted, over_group) in enumerate([(False, False), (False, True), (True, False)]):
+        path = sends if over_group else f"{folder}/{number}"
+        if rank == 2:
+            results.append({name: values.clone() for name, values in ballast.receive_weights(path)})
+            continue
+        model = experts(adapted)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        mesh = DeviceMesh.from_group(trains, "cpu", mesh_dim_names=("dp",))
+        optimizer = ballast.wrap(torch.optim.SGD(trained, lr=0.1), model, stage=3, mesh=mesh)
+        tokens = torch.arange(16).view(2, 8)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        ballast.sync_weights(model, path, bucket=BUCKET)
+        optimizer.close()
+        results.append(expected_of(model, f"{folder}/expected-{number}") if rank == 0 else {})
+    return results
+
+
+def test_another_process_gets_the_tensors_of_the_hub(tmp_path):
+    pytest.importorskip("peft")
+    expected, _, received = run_ranks(3, two_train_and_one_receives, str(tmp_path), imported=FRAMEWORKS)
+    for mine, theirs in zip(received, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            torch.testing.assert_close(mine[name], theirs[name], atol=1e-6, rtol=1e-6)
+    assert any("experts.3.w2" in name for name in received[0])
+
+
+def nobody_receives(rank: int, path: str) -> list[str]:
+    """Return the errors of all ranks where no process receives, and where one ends before the last bucket."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    found = []
+    with pytest.raises(ballast.Error) as caught:
+        ballast.sync_weights(model, path, timeout=0.2)
+    found.append(str(caught.value))
+    receiver = ballast.receive_weights(path)
+    thread = threading.Thread(target=lambda: [next(receiver), receiver.close()])
+    if rank == 0:
+        thread.start()
+    with pytest.raises(ballast.Error) as caught:
+        ballast.sync_weights(model, path, bucket=BUCKET)
+    found.append(str(caught.value))
+    if rank == 0:
+        thread.join()
+    optimizer.close()
+    return found
+
+
+def test_a_receiver_that_is_not_there_is_an_error_on_all_ranks(tmp_path):
+    first, other = run_ranks(2, nobody_receives, str(tmp_path / "socket"))
+    assert "B1001 cannot hand over weights: no process receives them" in first[0] and "within 0.2 s" in first[0]
+    assert "B3301 cannot hand over weights: the process that receives them has ended" in first[1]
+    assert all("handing over weights failed on other ranks" in each and "rank 0" in each for each in other)
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_sender_that_ends_is_an_error_of_the_receiver(tmp_path):
+    path = str(tmp_path / "socket")
+    with pytest.raises(ballast.FailureError, match="B3301 cannot receive weights: no process has handed any over within 0.1 s"):
+        next(ballast.receive_weights(path, timeout=0.1))
+
+    def connect_and_end() -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            while connection.connect_ex(path) != 0:
+                pass
+
+    thread = threading.Thread(target=connect_and_end)
+    thread.start()
+    with pytest.raises(ballast.FailureError, match="B3301 cannot receive weights: the process that hands them over has ended"):
+        next(ballast.receive_weights(path))
+    thread.join()
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+def test_tensors_of_any_size_and_format_fit_into_buckets_of_any_size(size, tmp_path):
+    path = str(tmp_path / "socket")
+    model = torch.nn.ParameterDict({
+        "scalar": torch.nn.Parameter(torch.tensor(3.0)),
+        "empty": torch.nn.Parameter(torch.zeros(0, 4)),
+        "bf16": torch.nn.Parameter(torch.arange(5.0).bfloat16()),
+        "strided": torch.nn.Parameter(torch.arange(12.0).view(3, 4).t()),
+        "bytes": torch.nn.Parameter(torch.arange(9, dtype=torch.uint8), requires_grad=False),
+    })  # fmt: skip
+    thread = threading.Thread(target=lambda: ballast.sync_weights(model, path, bucket=size))
+    thread.start()
+    found = {name: values.clone() for name, values in ballast.receive_weights(path)}
+    thread.join()
+    assert found.keys() == {*model.keys()}
+    assert all(found[name].equal(each) and found[name].dtype == each.dtype for name, each in model.items())
+    assert not [each for each in os.listdir("/dev/shm") if each.startswith("ballast-")]
+
+
+def test_a_bucket_needs_a_size():
+    with pytest.raises(ballast.UsageError, match="B1001 cannot hand over weights in buckets"):
+        ballast.sync_weights(torch.nn.Linear(2, 1), "nowhere", bucket=0)
