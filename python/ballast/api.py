@@ -451,6 +451,14 @@ def receive_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the names and the values of the weights that `sync_weights()` hands over, in the process of an inference engine.
 
+    >>> import tempfile, threading, torch
+    >>> path = f"{tempfile.mkdtemp()}/socket"
+    >>> training = threading.Thread(target=sync_weights, args=(torch.nn.Linear(4, 2), path))
+    >>> training.start()
+    >>> [name for name, _ in receive_weights(path)]
+    ['weight', 'bias']
+    >>> training.join()
+
     source     the path of a socket, which is made; or a group of torch.distributed
     timeout    seconds in which a process connects to the socket
 

@@ -1,4 +1,4 @@
-"""Tests of the page "What my loop may do": each row is run with plain torch and in each stage, and has to be as the row says."""
+"""Tests of the page "What my loop may do": each row is run with plain torch and in each stage, and does what the row says."""
 
 from __future__ import annotations
 
