@@ -93,7 +93,6 @@ TrainingOptions agreed_options(TrainingOptions options, const std::vector<optim:
 }
 
 int threads_of_rank(Communicator& world, const TrainingOptions& options) {
-  if (options.threads != 0) return options.threads;
   const std::vector<int> cores = options.gpu ? cores_near(device::pci(*options.gpu)) : allowed_cores();
   const std::string mine = fmt::format("{} {}", booted_machine(), fmt::join(cores, ","));
   std::size_t ranks =
@@ -102,6 +101,7 @@ int threads_of_rank(Communicator& world, const TrainingOptions& options) {
     if (group != nullptr && group->size() > 1)
       ranks *= static_cast<std::size_t>(std::ranges::count(texts_of_all(*group, mine), mine));
   }
+  if (options.threads != 0) return options.threads;  // other ranks may have named none, so all make the exchange
   const std::size_t share = std::max<std::size_t>(std::min(cores.size(), usable_cores()) / ranks, 1);
   return static_cast<int>(options.gpu && share > 1 ? share - 1 : share);
 }
