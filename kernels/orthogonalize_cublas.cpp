@@ -60,6 +60,7 @@ class CudaOrthogonalizer : public Orthogonalizer {
                                               .gpu = cuda_.gpu});
     auto* const from = reinterpret_cast<std::uint16_t*>(memory.data());
     device::fill(from, 0, memory.bytes(), cuda_.stream);
+    check(cublas().set_stream(handle_, cuda_.stream), "giving cuBLAS a stream");
     const Factor factor{from, side};
     multiply({.rows = side, .inner = side, .columns = side, .left = factor, .right = factor, .to = from + side * side});
     device::synchronize(cuda_.stream);
