@@ -67,6 +67,32 @@ void multiply(const Sizes& sizes, const Factors& factors, const Matrix& a, const
   }
 }
 
+struct Batch {  // matrices at the addresses that programs know
+  const void* data;
+  cudaDataType type;
+  std::ptrdiff_t stride, step;
+  int count;
+};
+
+struct Shape {
+  std::ptrdiff_t rows, columns;
+};
+
+// The columns of the matrices; those that touch are one range.
+void add_accesses(std::vector<emulated::Access>& to, const Batch& batch, const Shape& shape, bool writes) {
+  const std::ptrdiff_t width = batch.type == CUDA_R_32F ? 4 : 2;
+  for (int i = 0; i < batch.count; ++i) {
+    for (std::ptrdiff_t column = 0; column < shape.columns; ++column) {
+      const auto* const first =
+          static_cast<const std::byte*>(batch.data) + (i * batch.step + column * batch.stride) * width;
+      const auto bytes = static_cast<std::size_t>(shape.rows * width);
+      const bool touches = column > 0 && static_cast<const std::byte*>(to.back().memory) + to.back().bytes == first;
+      if (touches) to.back().bytes += bytes;
+      if (!touches) to.push_back({first, bytes, writes});
+    }
+  }
+}
+
 cublasStatus_t begin(const char* name, emulated::Context context) {
   return emulated::end_call(emulated::begin_call(name, context)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                                 : CUBLAS_STATUS_NOT_INITIALIZED;
@@ -133,8 +159,13 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   const Matrix second{in_work(const_cast<void*>(b)), b_type, b_stride, b_operation == CUBLAS_OP_T};
   const Matrix to{in_work(c), c_type, c_stride};
   const Factors factors{*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
-  emulated::stream_of(handle->stream).queue.add([=] {
-    if (emulated::context_has_failed()) return;
+  const Batch all_a{a, a_type, a_stride, a_step, batch}, all_b{b, b_type, b_stride, b_step, batch},
+      all_c{c, c_type, c_stride, c_step, batch};
+  std::vector<emulated::Access> accesses;
+  add_accesses(accesses, all_a, a_operation == CUBLAS_OP_N ? Shape{rows, inner} : Shape{inner, rows}, false);
+  add_accesses(accesses, all_b, b_operation == CUBLAS_OP_N ? Shape{inner, columns} : Shape{columns, inner}, false);
+  add_accesses(accesses, all_c, Shape{rows, columns}, true);
+  emulated::stream_of(handle->stream).issue("a product of cuBLAS", std::move(accesses), [=] {
     for (int i = 0; i < batch; ++i) {
       multiply({rows, columns, inner}, factors, first.moved(i * a_step), second.moved(i * b_step),
                to.moved(i * c_step));

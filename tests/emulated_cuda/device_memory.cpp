@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "tests/emulated_cuda/emulated.h"
+#include "tests/emulated_cuda/memory_order.h"
 #include "tests/emulated_cuda/rules.h"
 
 namespace emulated {
@@ -81,6 +82,7 @@ bool DeviceMemory::release(std::byte* memory) {
   if (found == allocated_.end()) return false;
   ::madvise(in_work(memory), pages(found->second), MADV_REMOVE);
   ::mprotect(in_work(memory), pages(found->second), PROT_NONE);
+  forget_accesses(memory, found->second);
   used_ -= found->second;
   allocated_.erase(found);
   return true;
@@ -108,6 +110,12 @@ bool DeviceMemory::is_allocated(const void* address, std::size_t bytes) {
   if (next == allocated_.begin()) return false;
   --next;
   return byte + bytes <= next->first + next->second;
+}
+
+WorkAddresses work_addresses() {
+  const auto first = reinterpret_cast<std::uintptr_t>(first_address.load());
+  if (first == 0) return {};
+  return {.first = first + static_cast<std::uintptr_t>(distance), .bytes = all_reserved, .known_to_programs = first};
 }
 
 void give_access(void* words, std::size_t bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 
@@ -30,5 +31,13 @@ class DeviceMemory {
   std::map<std::byte*, std::size_t> allocated_;
   std::size_t used_ = 0;
 };
+
+// Where work accesses the memory of all GPUs, and the address that programs know for the first of these.
+struct WorkAddresses {
+  std::uintptr_t first = 0;
+  std::size_t bytes = 0;
+  std::uintptr_t known_to_programs = 0;
+};
+WorkAddresses work_addresses();
 
 }  // namespace emulated

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
+#include "tests/emulated_cuda/memory_order.h"
 
 namespace emulated {
 
@@ -27,6 +28,16 @@ struct Machine {
   std::size_t memory_bytes = std::size_t{8} << 30;  // the memory of each GPU
 };
 void set_machine(const Machine& machine);
+
+// When streams work. Lazy ones do nothing until somebody waits for them, or asks whether they have ended; the others are late
+// by chance. The variable EMULATED_CUDA_LAZY_STREAMS=1 makes them lazy in a process that does not call this.
+struct Schedule {
+  bool lazy = false;
+  unsigned seed = 0;
+};
+void set_schedule(const Schedule& schedule);  // before the first call of CUDA
+
+bool are_kernels_recorded();  // whether the accesses of kernels are checked; not in builds with sanitizers
 
 // What exists now. After a test it is what it was before.
 struct Live {
@@ -70,7 +81,10 @@ T* in_work(T* address) {
 }
 
 // Adds a kernel of another library, such as torch, to a stream of the current GPU. Its pointers have been given access.
-cudaError_t launch_foreign(cudaStream_t stream, std::function<void()> kernel);
+cudaError_t launch_foreign(cudaStream_t stream, std::vector<Access> accesses, std::function<void()> kernel);
+
+// Somebody waits for all work of a stream of the current GPU, without a call of CUDA: no wait is counted, and the host learns nothing.
+void want_all_of(cudaStream_t stream);
 
 // Notes that a kernel, or a library of kernels, is used. Its first use ends the process if there is a communicator.
 void use_kernel(const void* kernel);

@@ -11,14 +11,24 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Time = std::chrono::steady_clock;
 
+// A mark in a stream.
 struct Record {
-  std::promise<Clock::time_point> promise{};
-  std::shared_future<Clock::time_point> time = promise.get_future().share();
-  emulated::NcclClock nccl{};
+  std::promise<Time::time_point> promise{};
+  std::shared_future<Time::time_point> time = promise.get_future().share();
+  emulated::Clock ended{};  // what has ended when the stream has reached it
+  std::weak_ptr<emulated::Queue> queue{};
+  std::uint64_t number = 0;  // in the queue
 
   bool is_done() const { return time.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  void want() const {
+    if (const auto marked = queue.lock()) marked->want(number);
+  }
+  void wait() const {
+    want();
+    time.wait();
+  }
 };
 
 }  // namespace
@@ -82,15 +92,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call("cudaEventRecord", Context::on_current, [&] {
-    CUstream_st& queue = emulated::stream_of(stream);
+    CUstream_st& marked = emulated::stream_of(stream);
     CUevent_st& recorded = event_of(event);
-    if (recorded.gpu != queue.gpu) return cudaErrorInvalidResourceHandle;
+    if (recorded.gpu != marked.gpu) return cudaErrorInvalidResourceHandle;
     auto record = std::make_shared<Record>();
-    {
-      const std::lock_guard lock(queue.mutex);
-      record->nccl = queue.clock;
-    }
-    queue.queue.add([record] { record->promise.set_value(Clock::now()); });
+    record->ended = marked.clock();
+    record->queue = marked.queue;
+    record->number = marked.add([record] { record->promise.set_value(Time::now()); });
     const std::lock_guard lock(recorded.mutex);
     recorded.record = std::move(record);
     return cudaSuccess;
@@ -101,12 +109,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return call("cudaStreamWaitEvent", Context::on_current, [&] {
     const std::shared_ptr<Record> record = event_of(event).newest();
     if (record == nullptr) return cudaSuccess;
-    CUstream_st& queue = emulated::stream_of(stream);
-    {
-      const std::lock_guard lock(queue.mutex);
-      emulated::advance(queue.clock, record->nccl);
-    }
-    queue.queue.add([record] { record->time.wait(); });
+    CUstream_st& waiting = emulated::stream_of(stream);
+    waiting.follow(record->ended);
+    waiting.add([record] { record->wait(); });
     return cudaSuccess;
   });
 }
@@ -114,8 +119,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return emulated::releasing_call("cudaEventSynchronize", [&] {
     if (const std::shared_ptr<Record> record = event_of(event).newest()) {
-      record->time.wait();
-      emulated::is_known_to_host(record->nccl);
+      record->wait();
+      emulated::is_known_to_host(record->ended);
     }
     return cudaSuccess;
   });
@@ -124,8 +129,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return call("cudaEventQuery", Context::on_current, [&] {
     const std::shared_ptr<Record> record = event_of(event).newest();
-    if (record != nullptr && !record->is_done()) return cudaErrorNotReady;
-    if (record != nullptr) emulated::is_known_to_host(record->nccl);
+    if (record == nullptr) return cudaSuccess;
+    if (!record->is_done()) {
+      record->want();
+      return cudaErrorNotReady;
+    }
+    emulated::is_known_to_host(record->ended);
     return cudaSuccess;
   });
 }

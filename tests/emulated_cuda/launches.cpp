@@ -7,6 +7,7 @@
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/include/kernel_language.h"
+#include "tests/emulated_cuda/kernel_accesses.h"
 #include "tests/emulated_cuda/live.h"
 #include "tests/emulated_cuda/rules.h"
 
@@ -47,23 +48,21 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const T
     if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
     if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > 1024) return cudaErrorInvalidValue;
     use_kernel(kernel);
-    stream.queue.add([config, thread] {
-      if (!context_has_failed()) run_blocks(config, thread);
-    });
+    stream.issue("a kernel", {}, [config, thread] { run_blocks(config, thread); });
     return cudaSuccess;
   });
 }
 
-cudaError_t launch_foreign(cudaStream_t handle, std::function<void()> kernel) {
+cudaError_t launch_foreign(cudaStream_t handle, std::vector<Access> accesses, std::function<void()> kernel) {
   return call("foreign kernel", Context::on_current, [&] {
     CUstream_st& stream = stream_of(handle);
     if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
-    stream.queue.add([kernel = std::move(kernel)] {
-      if (!context_has_failed()) kernel();
-    });
+    stream.issue("a foreign kernel", std::move(accesses), std::move(kernel));
     return cudaSuccess;
   });
 }
+
+void want_all_of(cudaStream_t stream) { stream_of(stream).queue->is_idle(); }
 
 }  // namespace emulated
 
@@ -76,10 +75,12 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 }
 
 unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+  emulated::record(at, sizeof *at, true);
   return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed);
 }
 
 unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+  emulated::record(at, sizeof *at, true);
   std::atomic_ref place(*at);
   unsigned long long now = place.load(std::memory_order_relaxed);
   while (value < now && !place.compare_exchange_weak(now, value, std::memory_order_relaxed)) {

@@ -3,6 +3,7 @@
 
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/host_accesses.h"
 #include "tests/emulated_cuda/memory_access.h"
 #include "tests/emulated_cuda/pinned_memory.h"
 #include "tests/emulated_cuda/rules.h"
@@ -78,11 +79,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   return call("cudaMemcpyAsync", Context::on_current, [&] {
     const Kind target = emulated::kind_of(to, bytes), source = emulated::kind_of(from, bytes);
     if (target == Kind::invalid || source == Kind::invalid) return cudaErrorInvalidValue;
-    auto& queue = emulated::stream_of(stream).queue;
+    CUstream_st& queue = emulated::stream_of(stream);
+    std::vector<emulated::Access> accesses;
+    if (source != Kind::pageable) accesses.push_back({from, bytes, false});
+    if (target != Kind::pageable) accesses.push_back({to, bytes, true});
     emulated::begin_copy(to);
     emulated::begin_copy(from);
+    queue.issue("cudaMemcpyAsync", std::move(accesses),
+                [=] { emulated::copy_in_work(emulated::in_work(to), emulated::in_work(from), bytes); });
     queue.add([=] {
-      if (!emulated::context_has_failed()) std::memcpy(emulated::in_work(to), emulated::in_work(from), bytes);
       emulated::end_copy(to);
       emulated::end_copy(from);
     });
@@ -97,9 +102,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   return call("cudaMemsetAsync", Context::on_current, [&] {
     if (emulated::kind_of(to, bytes) != Kind::device) return cudaErrorInvalidValue;
-    emulated::stream_of(stream).queue.add([=] {
-      if (!emulated::context_has_failed()) std::memset(emulated::in_work(to), value, bytes);
-    });
+    emulated::stream_of(stream).issue("cudaMemsetAsync", {{to, bytes, true}},
+                                      [=] { std::memset(emulated::in_work(to), value, bytes); });
     return cudaSuccess;
   });
 }

@@ -125,14 +125,34 @@ ncclResult_t NcclCommunicator::meet_peers_of(const std::vector<NcclOp>& ops) {
 ncclResult_t NcclCommunicator::issue(std::vector<NcclOp> ops, cudaStream_t handle) {
   if (const ncclResult_t result = meet_peers_of(ops); result != ncclSuccess) return result;
   CUstream_st& stream = stream_of(handle);
-  order_on_gpu(this, device(gpu_).nccl_order, stream);
   {
     const std::lock_guard lock(mutex_);
     ++under_way_;
   }
   count("NCCL kernel");
-  stream.queue.add([self = shared_from_this(), ops = std::move(ops)] { self->run_kernel(ops); });
+  std::vector<Access> accesses = accesses_of(ops);
+  const auto self = shared_from_this();
+  const IssuedPtr work =
+      stream.issue("NCCL", std::move(accesses), [self, ops = std::move(ops)] { self->run_kernel(ops); });
+  order_on_gpu(this, device(gpu_).nccl_order, work);
+  stream.queue->want(stream.add([self] { self->end_kernel(); }));  // a peer may wait for it
   return ncclSuccess;
+}
+
+// An all-gather in place reads this rank's part of its target, and writes the others.
+std::vector<Access> NcclCommunicator::accesses_of(const std::vector<NcclOp>& ops) const {
+  std::vector<Access> accesses;
+  const auto own = static_cast<std::size_t>(rank_), all = static_cast<std::size_t>(size_);
+  for (const NcclOp& op : ops) {
+    if (op.kind == NcclOp::Kind::receive) accesses.push_back({op.to, op.bytes, true});
+    if (op.kind != NcclOp::Kind::receive) accesses.push_back({op.from, op.bytes, false});
+    if (op.kind != NcclOp::Kind::all_gather) continue;
+    const auto* const to = static_cast<const std::byte*>(op.to);
+    const bool is_in_place = to + own * op.bytes == op.from;
+    accesses.push_back({to, (is_in_place ? own : all) * op.bytes, true});
+    if (is_in_place) accesses.push_back({to + (own + 1) * op.bytes, (all - own - 1) * op.bytes, true});
+  }
+  return accesses;
 }
 
 // Kernels that exchange with peers may need the whole GPU.
@@ -144,6 +164,9 @@ void NcclCommunicator::run_kernel(const std::vector<NcclOp>& ops) {
     alone.try_lock();
   }
   if (!aborted_ && !context_has_failed()) exchange(ops);
+}
+
+void NcclCommunicator::end_kernel() {
   const std::lock_guard lock(mutex_);
   --under_way_;
   ended_.notify_all();

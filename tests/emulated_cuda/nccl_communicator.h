@@ -11,6 +11,7 @@
 
 #include "kernels/runtime/system_resources.h"
 #include "tests/emulated_cuda/include/nccl.h"
+#include "tests/emulated_cuda/memory_order.h"
 
 namespace emulated {
 
@@ -51,7 +52,9 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   ncclResult_t accept_higher_ranks(int listener);
   ncclResult_t connect_to(int peer);
   ncclResult_t meet_peers_of(const std::vector<NcclOp>& ops);
+  std::vector<Access> accesses_of(const std::vector<NcclOp>& ops) const;
   void run_kernel(const std::vector<NcclOp>& ops);
+  void end_kernel();
   void exchange(std::vector<NcclOp> ops);
   void finish();  // waits for the work that was issued
   void say_goodbye() const;

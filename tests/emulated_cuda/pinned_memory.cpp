@@ -9,6 +9,7 @@
 
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/host_accesses.h"
 #include "tests/emulated_cuda/rules.h"
 
 namespace emulated {
@@ -55,6 +56,16 @@ bool is_pinned(const void* address, std::size_t bytes) {
   if (next == ranges.begin()) return false;
   --next;
   return byte + bytes <= next->first + next->second.bytes;
+}
+
+std::pair<const std::byte*, std::size_t> pinned_range_around(const void* address) {
+  const auto* const byte = static_cast<const std::byte*>(address);
+  const std::lock_guard lock(mutex);
+  auto next = ranges.upper_bound(byte);
+  if (next == ranges.begin()) return {};
+  --next;
+  return byte < next->first + next->second.bytes ? std::pair(next->first, next->second.bytes)
+                                                 : std::pair<const std::byte*, std::size_t>{};
 }
 
 bool is_being_copied(const void* address) {
@@ -112,6 +123,8 @@ cudaError_t cudaHostUnregister(void* memory) {
     if (found->second.copies > 0) {
       emulated::broken("memory stays pinned while it is copied", "cudaHostUnregister came before the copy's end");
     }
+    emulated::let_host_into_unpinned(memory, found->second.bytes);
+    emulated::forget_accesses(memory, found->second.bytes);
     emulated::ranges.erase(found);
     return cudaSuccess;
   });

@@ -106,10 +106,9 @@ TEST_CASE("work of two communicators without an order on the GPU is found") {
     return last_words([&] {
       const ncclComm_t one = alone(), other = alone();
       const cudaStream_t first = make_stream(), second = make_stream();
-      std::byte* const memory = make_memory();
-      send_to_self(one, first, memory);
+      send_to_self(one, first, make_memory());
       between(first, second);
-      send_to_self(other, second, memory);
+      send_to_self(other, second, make_memory());
     });
   };
   CHECK_THAT(words_with([](cudaStream_t, cudaStream_t) {}), Contains("different communicators is ordered"));

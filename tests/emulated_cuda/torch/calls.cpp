@@ -30,7 +30,7 @@ void* emulated_take(std::size_t bytes) {
 }
 void emulated_give_back(void* memory) { cudaFree(memory); }
 void emulated_sleep(int milliseconds) {
-  emulated_torch::launch(emulated_torch::current_gpu(),
+  emulated_torch::launch(emulated_torch::current_gpu(), {},
                          [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
 }
 void emulated_empty_cache() { emulated_torch::empty_cache(); }

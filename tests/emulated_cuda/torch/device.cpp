@@ -61,18 +61,19 @@ void wait_for_stream(cudaStream_t stream) {
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
-void launch(int gpu, std::function<void()> kernel) {
+void launch(int gpu, std::vector<emulated::Access> accesses, std::function<void()> kernel) {
   const OnGpu on(gpu);
-  check(emulated::launch_foreign(current_stream(gpu), std::move(kernel)), "kernel");
+  check(emulated::launch_foreign(current_stream(gpu), std::move(accesses), std::move(kernel)), "kernel");
 }
 
-void launch_and_wait(int gpu, const std::function<void()>& kernel) {
+void launch_and_wait(int gpu, std::vector<emulated::Access> accesses, const std::function<void()>& kernel) {
   auto end = std::make_shared<std::promise<void>>();
   std::future<void> ended = end->get_future();
-  launch(gpu, [&kernel, end = std::move(end)] {
+  launch(gpu, std::move(accesses), [&kernel, end = std::move(end)] {
     kernel();
     end->set_value();
   });
+  emulated::want_all_of(current_stream(gpu));
   ended.get();  // throws if the context has failed, because the promise is then dropped
 }
 

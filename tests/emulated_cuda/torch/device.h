@@ -5,8 +5,10 @@
 #include <c10/core/Stream.h>
 
 #include <functional>
+#include <vector>
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
+#include "tests/emulated_cuda/memory_order.h"
 
 namespace emulated_torch {
 
@@ -40,8 +42,8 @@ void wait_for_stream(cudaStream_t stream);
 void count_wait();
 
 // Adds a kernel to the thread's current stream of this GPU. Its pointers are those of emulated::in_work().
-void launch(int gpu, std::function<void()> kernel);
+void launch(int gpu, std::vector<emulated::Access> accesses, std::function<void()> kernel);
 // The same, and returns when the kernel has ended. CUDA has no such call, so this is not counted as a wait.
-void launch_and_wait(int gpu, const std::function<void()>& kernel);
+void launch_and_wait(int gpu, std::vector<emulated::Access> accesses, const std::function<void()>& kernel);
 
 }  // namespace emulated_torch
