@@ -75,6 +75,17 @@ def test_each_case_of_the_forecast_has_a_step():
     assert list(FORECASTS) == list(CASES)
 
 
+def test_rates_and_trainings_come_before_all_tests_but_those_of_kernels():
+    tests = [name for name in NAMES if name.startswith("test-") and name != "test-kernels"]
+    assert max(map(NAMES.index, ["rates", *(f"forecast-{case}" for case in CASES)])) < min(map(NAMES.index, tests))
+
+
+def test_the_tests_of_a_step_run_together_except_those_that_look_at_free_memory():
+    text = (ROOT / "tests" / "CMakeLists.txt").read_text()
+    assert "RESOURCE_LOCK" not in text
+    assert re.findall(r"ballast_tests\((\w+) ALONE_ON_GPU", text) == ["runtime"]
+
+
 def test_the_pack_has_each_library_of_the_build():
     bootstrap, pack = (ROOT / ".ci" / "bootstrap").read_text(), (ROOT / "tests" / "on_a_gpu" / "pack").read_text()
     tables = re.findall(r'^(?:package|build)_packages=".*?\n(.*?)^"', bootstrap, re.M | re.S)
