@@ -575,6 +575,8 @@ void TrainingState::wait_for_parameters(std::size_t unit) {
   impl_->scheduler.wait_for_parameters(unit);
 }
 
+std::string TrainingState::program() const { return to_text(impl_->running.program()); }
+
 void TrainingState::wait_for_commit() {
   impl_->require_usable();
   impl_->scheduler.wait_for_last_step();

@@ -130,6 +130,13 @@ def call_before_compiling(function: Callable[[], object]) -> Callable[[], None]:
     return partial(torch._dynamo.callback_handler.remove_start_callback, call)
 
 
+def has_scripted() -> bool:
+    """Return whether torch.jit has scripted any module of this process."""
+    from torch.jit._recursive import concrete_type_store
+
+    return bool(concrete_type_store.type_store)
+
+
 def compiled_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
     """Return the modules that torch has compiled, each with the one that is called: itself, or the one of torch.compile()
     around it."""

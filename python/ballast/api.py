@@ -146,8 +146,6 @@ def _training_of(
         if outer is not None:
             undoing.callback(outer.close)
         options = with_copies_of(ranks.data_group, options)
-        takes_time = ranks.data_group.size > 1 or options.offload is not None  # until parameters are updated and there
-        options = options.with_overlap(may_overlap=model is not None and takes_time)
         if checkpoint := options.run.checkpoint:
             checkpoint = newest_checkpoint(ranks.data_group, checkpoint, model)
             options = changed(options, run=changed(options.run, checkpoint=checkpoint))

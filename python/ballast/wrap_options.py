@@ -64,7 +64,7 @@ class Tuning(ScheduleOptions):
     overlap_gathers: Option[bool | None, bool | None] = Option(
         None,
         "below stage 3, lets step() return while parameters are updated and gathered: each use waits for those that it needs; "
-        "None: if `model` is given, and ranks share the training or `offload` is set",
+        "None: if `model` is given, except where one rank has all on a CPU, or torch.jit has scripted or traced a module",
         core="overlap_gathers",
         to_core=bool,
     )

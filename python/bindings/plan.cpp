@@ -227,18 +227,19 @@ void bind_plan(py::module_& module) {
              return ChoiceInput{.model = std::move(model), .machine = machine, .work = {}};
            }),
            py::arg("model"), py::arg("machine"))
-      .def_readonly("model", &ChoiceInput::model)
+      .def("__copy__", [](const ChoiceInput& other) { return other; })
+      .def_readwrite("model", &ChoiceInput::model)
       .def("set_optimizer", set_optimizer, py::arg("name"))
       .def("set_rule", set_rule, py::arg("rule"), "Instead of an optimizer's name.")
       .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
       .def(
           "set_other",
           [](ChoiceInput& question, const std::shared_ptr<ChoiceInput>& other) {
-            complete(*other);
+            if (other) complete(*other);
             question.other_optimizer = other;
           },
-          py::arg("other"),
-          "The question about parameters that another optimizer has, whose step comes after this one.")
+          py::arg("other").none(true),
+          "The question about parameters that another optimizer has, whose step comes after this one; None: all are in this one.")
       .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
            "Of each unit, that leave the device after forward and return for backward.")
       .def("choose", answering(&choose))

@@ -1,6 +1,7 @@
 // Trainings, for python/ballast/torch/, and runs that are resumed together.
 #include <ballast/joint_runs.h>
 #include <ballast/log.h>
+#include <ballast/planner.h>
 #include <ballast/tensor_state.h>
 
 #include <pybind11/functional.h>
@@ -215,6 +216,10 @@ void bind_options(py::module_& module) {
           [](TrainingOptions& options, std::uintptr_t stream) {
             options.stream = reinterpret_cast<StreamHandle>(stream);
           })
+      .def(
+          "set_rates", [](TrainingOptions& options, const Machine& machine) { options.rates = machine.update_rates(); },
+          py::arg("machine"),
+          "Share tiles whose state is on the host between the host and the GPU by the rates of this machine, as a plan for it does.")
       .def(
           "set_join_notes", &set_join_notes, py::arg("join"),
           "Set what makes the note of a run that other ranks began, from the notes of all of them and the place of each "
@@ -442,6 +447,9 @@ void bind_parameters(py::class_<TrainingBinding>& training) {
             return memory_of(self, self.cast<TrainingBinding&>().state().full_parameters(unit));
           },
           py::arg("unit"))
+      .def(
+          "program", [](const TrainingBinding& self) { return self.state().program(); },
+          "Return the program that runs now: one slot or operation a line.")
       .def("acquire_parameters", acquiring(&Training::forward), py::arg("unit"))
       .def("acquire_exact_parameters", acquiring(&TrainingState::exact_parameters), py::arg("unit"),
            "Gather exact ones even if gathers are encoded.")

@@ -59,6 +59,22 @@ def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
     assert "train     in C++" in str(plan)
 
 
+def test_a_model_with_a_scripted_module_is_planned_as_it_is_trained():
+    """torch.jit's modules have no hooks, so nothing overlaps, and wrap() refuses stage 3."""
+    layers = [torch.nn.Linear(512, 512) for _ in range(2)]
+    model = torch.nn.Sequential(torch.jit.script(layers[0]), layers[1])
+    plan = ballast.plan(model, **MACHINE)
+    assert (plan.stage, plan.seconds) > (0, ballast.plan(torch.nn.Sequential(*layers), **MACHINE, stage=2).seconds)
+    assert any("torch.jit has module 0, which cannot wait" in note for note in plan.notes)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=plan.stage)
+    optimizer.close()
+    for given in ({"stage": 3}, {"update_in_backward": True}):
+        with pytest.raises(ballast.UsageError, match="torch.jit(.|\n)*module 0"):
+            ballast.plan(model, **MACHINE, **given)
+    with pytest.raises(ballast.UsageError, match="cannot shard parameters(.|\n)*module 0"):
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+
+
 @pytest.mark.parametrize("ranks", [8, 1024])
 def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
     assert ballast.plan("llama-70b", ranks=ranks, **MACHINE).fits

@@ -169,7 +169,7 @@ PlanOptions options_of(const ChoiceInput& question, const Placement& placement, 
           .trace = question.trace,
           .schedule = question.schedule,
           .wire = question.wire,
-          .rates = {question.machine.upload, question.machine.download, question.machine.host_memory},
+          .rates = question.machine.update_rates(),
           .full_records = question.full_records,
           .host_is_device = question.machine.host_is_device};
 }

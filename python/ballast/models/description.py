@@ -108,6 +108,7 @@ class Description:
     activations: Activations | None = None
     longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so
     inactive: int = 0  # parameters of experts that a token does not pass through
+    scripted: str | None = None  # a module that torch.jit has scripted or traced: it cannot wait for parameters
     notes: Sequence[str] = ()  # what the description assumes or leaves out
 
     @property

@@ -97,7 +97,8 @@ def question_of(description: Description, options: Options, budget: Mapping[str,
     divided = _divided(description) if options.optimizer == MUON else None
     work = _work(description, options)
     places = divided.matrices.places if divided else range(len(work))
-    question = _question(divided.matrices.model if divided else description.model, options, budget, tile)
+    can_wait = description.scripted is None
+    question = _question(divided.matrices.model if divided else description.model, options, budget, tile, can_wait=can_wait)
     question.set_optimizer(options.optimizer)
     question.set_work([work[place] for place in places])
     tier = options.activations.tier
@@ -105,21 +106,30 @@ def question_of(description: Description, options: Options, budget: Mapping[str,
         away = _unit_bytes(description, activation_bytes(description, options)[tier])
         question.set_activations(_core.Tier[tier], [away[place] for place in places])
     if divided and divided.others:  # a unit in both parts computes with its matrices
-        other = _question(divided.others.model, options, budget, tile)
+        other = _question(divided.others.model, options, budget, tile, can_wait=can_wait)
         other.set_optimizer("adamw")
         other.set_work([(0.0, 0.0) if place in places else work[place] for place in divided.others.places])
         question.set_other(other)
     return question
 
 
-def _question(model: _core.Model, options: Options, budget: Mapping[str, int], tile: int) -> _core.Question:
+def _question(
+    model: _core.Model, options: Options, budget: Mapping[str, int], tile: int, *, can_wait: bool = True
+) -> _core.Question:
     question = _core.Question(model, machine_of(options, budget))
     set_core(question, options)
     question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
     question.update_in_backward = _updates_in_backward(options)
+    question.overlap_gathers = can_wait and _takes_time(options)
+    question.waits_for_updates = not can_wait
     if len(possible := stages(options)) == 1:
         question.stage = possible[0]
     return question
+
+
+def _takes_time(options: Options) -> bool:
+    """Return whether wrap() lets updates continue when a step below stage 3 returns, where uses can wait for them."""
+    return not options.is_on_cpu or options.ranks_of_host > 1 or options.offload not in ("auto", "none")
 
 
 def _updates_in_backward(options: Options) -> bool:
@@ -358,6 +368,9 @@ class PlanRequest:
 
     def _notes(self, placement: _core.Placement) -> tuple[str, ...]:
         notes = list(self.description.notes)
+        if self.description.scripted is not None:
+            module = f"torch.jit has module {self.description.scripted}"
+            notes.append(f"{module}, which cannot wait for its parameters: a step returns when all are updated, below stage 3")
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         formats = {unit.dtype for unit in self.description.model.units}
@@ -395,7 +408,18 @@ def _described(options: Options, model: ModelLike) -> PlanRequest:
         refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters")
     description = describe(model, dtype=options.dtype)
     _require_counted_time(options, description)
-    return request_of(options, description)
+    return request_of(options if description.scripted is None else _for_scripted(options, description.scripted), description)
+
+
+def _for_scripted(options: Options, module: str) -> Options:
+    """Return the options for a model with a module of torch.jit, which wrap() refuses in stage 3."""
+    if stages(options) == (3,):
+        refuse(
+            "cannot plan to shard parameters: torch.jit has scripted or traced a module, which cannot wait for its parameters",
+            where=f"module {module}",
+            needed="a stage below 3; or the module as it was before",
+        )
+    return options if options.stage is not None else changed(options, stage=2)
 
 
 def _require_state_on_drives(options: Options) -> None:

@@ -60,7 +60,7 @@ def forecast_of(training: Any) -> tuple[int, int]:
 def search_of(training: Any) -> autotune.Search:
     members, rule = training.partition().members, training.partitioner.rules()[0]
     request = autotune.PartitionRequest(training.group, rule, members, True, partial(training.partitioner.units, members))
-    machine = autotune.budget_of_all_ranks(training.group, training.options, members)
+    machine = autotune.machine_of_all_ranks(training.group, training.options, members)
     return autotune.Search(training.options, request, machine)
 
 

@@ -8,6 +8,7 @@ import ballast
 import pytest
 import torch
 from ballast.torch.parameters import units
+from ballast.torch.parameters.overlapped_gathers import AwaitedParameter
 from ballast.torch.updates import sharded_state
 from python.conftest import PACKAGE
 from python.wrap.support import frozen_base
@@ -53,6 +54,14 @@ def test_results_are_written_by_the_stream():
     assert waits_of(lambda: (into.add_(1), ready.record())) == {}
     ready.synchronize()
     assert into.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_updates_of_a_lone_gpu_overlap_the_next_forward(stage):
+    model, optimizer = training(stage=stage)
+    mean_square(model, batch()).backward()
+    optimizer.step()
+    assert all(type(each) is AwaitedParameter for each in model.parameters())
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

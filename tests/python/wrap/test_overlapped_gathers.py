@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ballast
@@ -199,6 +200,47 @@ def used(rank: int, stage: int, use: Callable[[Model], list[torch.Tensor]], over
     return found + values(model)
 
 
+def scripted_part(rank: int, stage: int) -> list[torch.Tensor]:
+    """Return the parameters after two steps of a model with a scripted module, which has no hooks."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4))
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, stage=stage)
+    for _ in range(2):
+        model(torch.ones(4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert type(model[1].weight) is torch.nn.Parameter
+    optimizer.close()
+    return values(model)
+
+
+def traced_while_held(rank: int) -> list[list[torch.Tensor]]:
+    """Return what a traced model returns after two steps, of which the last one comes late: without and with overlap."""
+    return [traced(rank, overlaps) for overlaps in (False, True)]
+
+
+def traced(rank: int, overlaps: bool) -> list[torch.Tensor]:
+    model, optimizer = begun_by_hand(stage=2, overlap_gathers=overlaps)
+    called = torch.jit.trace(model.head, torch.ones(4))
+    backward(model)
+    with holding_all(rank) if overlaps else nullcontext():
+        optimizer.step()
+        found = [called(torch.ones(4)).detach()]
+    optimizer.close()
+    return found
+
+
+@contextmanager
+def holding_all(rank: int) -> Iterator[None]:
+    """Let rank 1's update come late."""
+    if rank == 1:
+        before_update.append(lambda: time.sleep(0.3))
+    try:
+        yield
+    finally:
+        before_update.clear()
+
+
 def compiled_while_held(rank: int) -> list[list[torch.Tensor]]:
     """Return what a model returns that was compiled and evaluated before its training, without and with overlapping gathers."""
     return [compiled(rank, overlaps) for overlaps in (False, True)]
@@ -253,8 +295,9 @@ def closed_after_a_failure(rank: int) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch):
-    """Other tests of this process may have compiled code."""
+    """Other tests of this process may have compiled code, or scripted modules."""
     monkeypatch.setattr(overlapped_gathers, "has_compiled", lambda: False)
+    monkeypatch.setattr(overlapped_gathers, "has_scripted", lambda: False)
 
 
 class Waits:
@@ -308,6 +351,30 @@ def test_every_use_waits_for_held_gathers(stage):
 def test_a_compiled_model_waits_for_held_gathers():
     for expected, found in run_ranks(2, compiled_while_held):
         assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_steps_wait_where_a_module_is_scripted(stage):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        plain(torch.ones(4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for found in run_ranks(2, scripted_part, stage):
+        assert all(map(torch.allclose, values(plain), found))
+
+
+def test_a_traced_model_has_all_of_the_last_update():
+    for expected, found in run_ranks(2, traced_while_held):
+        assert all(map(torch.equal, expected, found))
+
+
+def test_a_scripted_module_refuses_to_overlap():
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(4, 4)))
+    with pytest.raises(ballast.UsageError, match="cannot overlap gathers: torch.jit(.|\n)*module 0"):
+        ballast.wrap(torch.optim.SGD(model.parameters()), model, tuning=ballast.Tuning(overlap_gathers=True))
 
 
 def test_a_training_that_failed_while_it_gathered_can_be_closed():
@@ -392,6 +459,16 @@ def test_steps_wait_if_code_was_compiled_before(monkeypatch):
     assert are_plain(model)
 
 
+def test_steps_wait_once_a_module_is_scripted(monkeypatch):
+    model, gathers, core = begun()
+    gathers.finish()
+    monkeypatch.setattr(overlapped_gathers, "has_scripted", lambda: True)
+    core.log.clear()
+    gathers.begin()
+    assert core.log == ["all"]
+    assert are_plain(model)
+
+
 def test_steps_wait_after_a_graph_was_captured(monkeypatch):
     model, gathers, core = begun()
     gathers.finish()
@@ -429,7 +506,7 @@ def test_gathers_overlap_by_themselves_where_ranks_share_a_model(given, stage, e
         assert overlapped == [expected, bool(given)]
 
 
-def test_gathers_of_one_rank_need_no_overlap():
+def test_updates_of_one_rank_on_a_cpu_need_no_overlap():
     assert overlaps_of(0, 2, None) == [False, False]
 
 

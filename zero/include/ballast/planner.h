@@ -43,6 +43,9 @@ struct Machine {
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
 
+  // By which a training on this machine shares tiles between the GPU and the host.
+  UpdateRates update_rates() const { return {upload, download, host_memory}; }
+
   bool shares_cores = false;    // a CPU: the trainer and all lanes except those of drives compute on the same cores
   bool host_is_device = false;  // a CPU: bytes on the host count as the device's, and the host is no choice
 };

@@ -33,6 +33,7 @@ class TrainingState {
   // step() returns while full parameters are still updated and gathered, if Schedule::overlap_gathers is set. This
   // waits for those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
   void wait_for_parameters(std::size_t unit);
+  std::string program() const;  // the program that runs now: one slot or operation a line
   void wait_for_commit();  // waits until state on drives is that of the last step, also in the middle of the next one
 
   // --- Between steps.

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from ballast import _core
-from ballast._torch_compat import call_before_compiling, has_compiled, tree_leaves, without_torch_function
+from ballast._torch_compat import call_before_compiling, has_compiled, has_scripted, tree_leaves, without_torch_function
 from ballast.checks import refuse_order
 from ballast.torch.calls.hooks import ModuleHook
 from ballast.torch.gpu import current_stream, is_capturing
@@ -53,8 +53,8 @@ class OverlappedGathers:
     """Lets uses of parameters wait when a step returns: those of a unit are awaited until the first use of one.
 
     Functions that torch does not dispatch, such as those of C++ extensions, cannot wait. So a module waits for its own
-    parameters before it runs, and a block of a list of blocks for all that are inside of it. What torch compiles or captures as
-    a CUDA graph cannot wait either: from then on steps do.
+    parameters before it runs, and a block of a list of blocks for all that are inside of it. What torch compiles, scripts,
+    traces or captures as a CUDA graph cannot wait either: from then on steps do.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class OverlappedGathers:
 
     def begin(self) -> None:
         """Note that a step has returned."""
+        self._always_waits = self._always_waits or has_scripted()
         if self._always_waits or self._model() is None:
             self._core.finish()
             self._make_all_ordinary()
@@ -142,6 +143,8 @@ class OverlappedGathers:
         def wait(_: torch.nn.Module) -> None:
             if is_capturing(self._gpu):
                 self._begin_capture()
+            if torch.jit.is_tracing():
+                self._stop("torch.jit traces a module")
             if self._awaited:
                 for unit in units:
                     self.wait_for(unit)

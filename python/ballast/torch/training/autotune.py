@@ -62,7 +62,7 @@ class AvailableMachine:
     on_gpu: bool
 
 
-def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
+def machine_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
     """Return the machine that each rank plans for. All ranks call it together."""
     machines = from_all_ranks(group, _available_machine(options, members))
     budgets = [_machine(each, machines) for each in machines]
@@ -119,7 +119,7 @@ class PartitionRequest:
     group: Group
     rule: Rule
     members: Sequence[UnitParameter]  # the trained parameters
-    has_model: bool  # parameters stay full if there is no model
+    can_wait: bool  # whether uses can wait for parameters; else these stay full
     units: Callable[[int], list[ParameterUnit]]  # the units of each stage
 
 
@@ -145,7 +145,7 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
     """
     if not options.chooses and options.memory is None:
         return options
-    machine = budget_of_all_ranks(request.group, options, request.members)
+    machine = machine_of_all_ranks(request.group, options, request.members)
     searches = [Search(each, request, machine) for each in options.by_format()]
     fitting = [search for search in searches if search.fastest is not None]
     if not fitting:
@@ -192,7 +192,7 @@ class Search:
         if self._options.stage is not None:
             return (self._options.stage,)
         ranks = self._request.group.size
-        known = tuple(stage for stage in STAGES if not (stage == 2 and ranks == 1) and (stage < 3 or self._request.has_model))
+        known = tuple(stage for stage in STAGES if not (stage == 2 and ranks == 1) and (stage < 3 or self._request.can_wait))
         return self._options.wire.stages(known, ranks)
 
     def _best(self, stage: int) -> Configuration:
@@ -289,7 +289,7 @@ class Search:
             remedies.append(f'state_format="{STATE_FORMATS[-1]}"')
         if options.stage is not None and options.keeps_full_parameters:
             remedies.append('stage="auto"')
-        elif options.stage is None and not self._request.has_model:
+        elif options.stage is None and not self._request.can_wait:
             remedies.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
         if not options.directories:
             remedies.append('a drive, with offload="auto:DIRECTORY"')

@@ -18,6 +18,7 @@ import torch
 from ballast import _core
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse_order
+from ballast.models.modules import scripted_in
 from ballast.ranks import require_same
 from ballast.tiers import tier_of
 from ballast.torch.calls.sharded_parameters import ShardedParameters
@@ -45,7 +46,7 @@ from ballast.torch.parameters.units import (
     units_of_model,
 )
 from ballast.torch.process_groups import ProcessGroups, sum_in_fp32
-from ballast.torch.training.autotune import PartitionRequest, settled
+from ballast.torch.training.autotune import PartitionRequest, machine_of_all_ranks, settled
 from ballast.torch.training.joint_runs import JointRun
 from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
 from ballast.torch.training.partition import Partition, StepInputs
@@ -101,6 +102,8 @@ class Partitioner:
         gpu = self._gpu(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         options.set_join_notes(self.updates.join_metadata)
+        if gpu is not None:
+            options.set_rates(machine_of_all_ranks(self.ranks.data_group, self.options, members))
         self._given.share_exchanges(options)
         if self.joint_run is not None:
             self.joint_run.set_options(options)
@@ -154,11 +157,21 @@ class Partitioner:
 
     def _settled(self, members: list[UnitParameter]) -> WrapOptions:
         [rule] = rules_of([(0, self._given.optimizer.param_groups[0])], self.updates.rule)
-        requested = without_gpu(self._requested) if self._gpu(members) is None else self._requested
-        has_model = self._given.model is not None
+        requested = self._requested.with_overlap(may_overlap=self._may_overlap(members))
+        requested = without_gpu(requested) if self._gpu(members) is None else requested
         return settled(
-            requested, PartitionRequest(self.ranks.data_group, rule, members, has_model, partial(self.units, members))
+            requested, PartitionRequest(self.ranks.data_group, rule, members, self._can_wait(), partial(self.units, members))
         )
+
+    def _can_wait(self) -> bool:
+        """Return whether uses of parameters can wait for them: the modules are known, and torch.jit has none of them."""
+        return self._given.model is not None and scripted_in(self._given.model) is None
+
+    def _may_overlap(self, members: list[UnitParameter]) -> bool:
+        """Return whether updates may continue when a step returns. A lone rank on a CPU gains nothing, whose cores compute
+        both."""
+        has_lanes = self.ranks.data_group.size > 1 or self._gpu(members) is not None
+        return (has_lanes or self._requested.offload is not None) and self._can_wait()
 
     def _look_at_options(self, members: list[UnitParameter], units: list[ParameterUnit]) -> None:
         if not members or self._has_looked_at_options:

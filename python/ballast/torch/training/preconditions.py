@@ -14,6 +14,7 @@ import torch
 from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.formats import AUTO, Formats, that_need_bf16
+from ballast.models.modules import scripted_in
 from ballast.ranks import Group
 from ballast.tiers import fractions_by_tier
 from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_on_meta, is_without_values, managed
@@ -59,6 +60,13 @@ def require_initialized(model: torch.nn.Module | None, optimizers: Iterable[torc
             needed="parameters with shapes",
             remedy="Call the model once before ballast.wrap(): that initializes its lazy modules.",
         )
+
+
+def require_no_scripted(model: torch.nn.Module, what: str, needed: str) -> None:
+    """Refuse a model with a module that cannot wait for its parameters."""
+    if (name := scripted_in(model)) is not None:
+        why = "torch.jit has scripted or traced a module, which cannot wait for its parameters"
+        refuse(f"cannot {what}: {why}", where=f"module {name}", needed=needed)
 
 
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:

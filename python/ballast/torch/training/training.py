@@ -102,7 +102,12 @@ class Training:
         model = given.required_model if self.stage == 3 else given.model
         if self.options.tuning.overlap_gathers:
             why = "each module waits for its parameters before it runs"
-            required(model, f"overlap gathers without a model: {why}", "tuning=ballast.Tuning(overlap_gathers=True)")
+            model = required(model, f"overlap gathers without a model: {why}", "tuning=ballast.Tuning(overlap_gathers=True)")
+            preconditions.require_no_scripted(
+                model, "overlap gathers", "overlap_gathers=None: each step() waits for all of them"
+            )
+        if self.stage == 3 and model is not None:
+            preconditions.require_no_scripted(model, "shard parameters", "a stage below 3; or the module as it was before")
         mine = [each for _, each in given.parameters()]
         preconditions.require_parameters_of(model, mine)
         require_shareable(given, self)
