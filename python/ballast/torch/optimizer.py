@@ -218,14 +218,18 @@ class WrappedOptimizer(Optimizer):
         self._ballast.require_open("call reload()")
         self._ballast.reload()
 
-    def close(self) -> None:
+    def close(self, *, gather: bool = True) -> None:
         """Release all memory and files. All ranks call it together.
 
-        The parameters keep their values, in torch's memory. The optimizer has no state any more, so its methods refuse
-        to run, and a new optimizer can be wrapped for the same parameters. If an optimizer is deleted instead,
-        parameters that are partitioned over ranks lose their values.
+        The parameters keep their values, in torch's memory: each rank then has all of them. Where they do not fit there, the
+        call is refused (B2004), and nothing is changed. With `gather=False` nothing is gathered or copied, and the model loses
+        its values: call `ballast.save()` before, unless drives keep a run. Another model that is constructed in the same way
+        gets them from `ballast.load_checkpoint()`, or from the run.
+
+        The optimizer has no state any more, so its methods refuse to run, and a new optimizer can be wrapped for the same
+        parameters. If an optimizer is deleted instead, parameters that are partitioned over ranks lose their values.
         """
-        self._ballast.close(together=True)
+        self._ballast.close(together=True, gather=gather)
         self.state.clear()
 
     def __del__(self, _is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -1,9 +1,14 @@
 """Tests of calls after optimizer.close(): those that need the state are refused, and all others are harmless."""
 
+import gc
+from contextlib import nullcontext
+
 import ballast
 import pytest
 import torch
+from ballast.torch.updates import sharded_state
 from python.wrap.support.loops import Tower, keywords, mean_square, mlp
+from python.wrap.support.ranks import run_ranks
 
 CONFIGURATIONS = [
     {"stage": 0},
@@ -22,13 +27,18 @@ def take_step(model, optimizer):
     optimizer.zero_grad()
 
 
-def closed(configuration, folder, steps=2, make=torch.optim.AdamW):
+def begun(configuration, folder, steps=2, make=torch.optim.AdamW):
     if configuration.get("offload") == "nvme":
         configuration = {**configuration, "offload": f"nvme:{folder}"}
     model = Tower()
     optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **keywords(**configuration))
     for _ in range(steps):
         take_step(model, optimizer)
+    return model, optimizer
+
+
+def closed(*given, **options):
+    model, optimizer = begun(*given, **options)
     optimizer.close()
     return model, optimizer
 
@@ -132,3 +142,67 @@ def test_an_optimizer_with_its_own_step_is_closed_too(tmp_path):
     assert optimizer.steps == 2
     with pytest.raises(ballast.UsageError, match="B1007 cannot call step.* closed"):
         optimizer.step()
+
+
+# --- Parameters that do not fit in torch's memory ---
+
+
+@every_configuration
+def test_a_training_ends_without_its_parameters_and_a_checkpoint_brings_them(tmp_path, configuration, monkeypatch):
+    model, optimizer = begun(configuration, tmp_path)
+    ballast.save(tmp_path / "saved", model, optimizer)
+    monkeypatch.setattr(sharded_state, "available_memory", lambda _: 0)
+    optimizer.close(gather=False)
+    with pytest.raises(ballast.UsageError, match="its optimizer is gone(.|\n)*a model that is constructed again"):
+        model(torch.ones(20))
+    monkeypatch.undo()
+
+    model, optimizer = begun(configuration, tmp_path, steps=0)
+    ballast.load_checkpoint(tmp_path / "saved", model, optimizer)
+    take_step(model, optimizer)
+    optimizer.close()
+    expected, _ = closed(configuration, tmp_path, steps=3)
+    assert all(map(torch.equal, expected.parameters(), model.parameters()))
+
+
+@every_configuration
+def test_closing_is_refused_where_parameters_do_not_fit(tmp_path, configuration, monkeypatch):
+    expected, _ = closed(configuration, tmp_path, steps=3)
+    model, optimizer = begun(configuration, tmp_path)
+    monkeypatch.setattr(sharded_state, "available_memory", lambda _: 1000)
+    with pytest.raises(ballast.OutOfMemoryError, match="cannot close(.|\n)*1000 B(.|\n)*close.gather=False") as raised:
+        optimizer.close()
+    assert raised.value.code == "B2004"
+    take_step(model, optimizer)  # nothing was changed
+    monkeypatch.undo()
+    optimizer.close()
+    assert all(map(torch.equal, expected.parameters(), model.parameters()))
+
+
+def test_a_deleted_optimizer_does_not_gather_what_does_not_fit(tmp_path, monkeypatch, caplog):
+    model, optimizer = begun({"stage": 3}, tmp_path)
+    monkeypatch.setattr(sharded_state, "available_memory", lambda _: 1000)
+    del optimizer
+    gc.collect()
+    assert "the parameters lose their values" in caplog.text
+    with pytest.raises(ballast.UsageError, match="its optimizer is gone"):
+        model(torch.ones(20))
+
+
+def closed_by_ranks(rank, short, gathers):
+    """Return what close() raises where only rank `short` lacks memory, and whether all values are there after another one."""
+    model, optimizer = begun({"stage": 3}, None)
+    before = sharded_state.available_memory
+    sharded_state.available_memory = lambda found: 0 if rank == short else before(found)
+    with pytest.raises(ballast.Error) as raised:
+        optimizer.close()
+    sharded_state.available_memory = before
+    optimizer.close(gather=gathers)
+    with pytest.raises(ballast.UsageError) if not gathers else nullcontext():
+        model(torch.ones(20))
+    return raised.value.code
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_no_rank_gathers_where_one_has_too_little_memory(gathers):
+    assert run_ranks(2, closed_by_ranks, 1, gathers) == ["B2004", "B2004"]

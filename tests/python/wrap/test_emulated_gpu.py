@@ -61,7 +61,7 @@ def test_updates_of_a_lone_gpu_overlap_the_next_forward(stage):
     model, optimizer = training(stage=stage)
     mean_square(model, batch()).backward()
     optimizer.step()
-    assert all(type(each) is AwaitedParameter for each in model.parameters())
+    assert all(type(each) is AwaitedParameter for each in model.parameters() if each.requires_grad)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -275,3 +275,14 @@ def test_a_budget_counts_the_memory_that_torch_frees(caplog, small_units):
         losses_of(model, optimizer)
     [budget] = re.findall(r"chosen for device ([\d.]+) MiB", caplog.text)
     assert float(budget) == pytest.approx(0.75 * 8 + 4, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_closing_is_refused_where_the_gpu_lacks_memory_for_the_parameters(stage):
+    model, optimizer = training(stage=stage)
+    mean_square(model, batch()).backward()
+    optimizer.step()
+    with leaving_free(1000), pytest.raises(ballast.OutOfMemoryError, match="cannot close(.|\n)*close.gather=False"):
+        optimizer.close()
+    optimizer.close()
+    assert mean_square(model, batch()).isfinite()

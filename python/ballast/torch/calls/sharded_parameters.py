@@ -289,7 +289,7 @@ class ShardedParameters(ParameterMemory):
     def reload(self) -> None:
         self._gather.reload()
 
-    def release(self, together: bool, gathers: bool) -> None:
+    def release(self, together: bool, gathers: bool, keeps: bool) -> None:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
@@ -298,7 +298,7 @@ class ShardedParameters(ParameterMemory):
         if together and gathers and not self._gather.are_collected():
             self._gather.release_values()
         self._saved.end_all_calls()
-        self._gather.end(Lifecycle.CLOSED if together else Lifecycle.LOST)
+        self._gather.end(Lifecycle.CLOSED if together and keeps else Lifecycle.LOST)
         del self._core  # its memory can be freed then
 
 

@@ -363,6 +363,14 @@ def refuse_access(name: str, why: str, needed: str) -> NoReturn:
     refuse_order(f"cannot use a parameter: {why}", where=f"parameter {name}", needed=needed)
 
 
+def refuse_lost(name: str, why: str) -> NoReturn:
+    """Refuse the use of a parameter whose values ended with its training."""
+    needed = (
+        "optimizer.close() on all ranks, before it is deleted; after close(gather=False), a model that is constructed again"
+    )
+    refuse_access(name, f"its optimizer is gone, {why}", needed)
+
+
 def require_no_cast(use: str, name: str, *, why: str) -> None:
     """Refuse the function `use` of a parameter whose values are elsewhere, if it is a cast or a move."""
     if use in CASTS:

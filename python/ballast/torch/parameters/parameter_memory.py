@@ -22,6 +22,7 @@ from ballast.torch.parameters.managed_parameter import (
     ParameterState,
     managed,
     refuse_access,
+    refuse_lost,
     require_no_cast,
     require_same_kind,
 )
@@ -62,8 +63,9 @@ class ParameterMemory:
         """Give parameters memory again, if they were offloaded."""
         raise NotImplementedError
 
-    def release(self, together: bool, gathers: bool) -> None:
-        """Return the parameters to torch's memory, if all ranks do so together and gather them."""
+    def release(self, together: bool, gathers: bool, keeps: bool) -> None:
+        """Return the parameters to torch's memory, if all ranks do so together and gather them. Without `keeps` they lose
+        their values."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -137,8 +139,7 @@ class OffloadedParameters:
 
     def _refuse(self, name: str) -> NoReturn:
         if self.lifecycle is Lifecycle.LOST:
-            why = "its optimizer has gone while it was off the device"
-            refuse_access(name, why, "optimizer.close() on all ranks, before it is deleted")
+            refuse_lost(name, "which had its values")
         needed = "optimizer.reload(), on all ranks; or optimizer.offload(parameters=False) before"
         refuse_access(name, "its training is off the device", needed)
 
@@ -215,10 +216,12 @@ class FullParameters(ParameterMemory):
             self._offloaded = None
             self._take_places()
 
-    def release(self, together: bool, gathers: bool) -> None:
+    def release(self, together: bool, gathers: bool, keeps: bool) -> None:
         self._watched = {}
         if self._gathers is not None:
             self._end_gathers(warns=together)
+        if not keeps and self._offloaded is None:
+            self.offload()
         if self._offloaded is not None:
             self._offloaded.lifecycle = Lifecycle.LOST
             for each in self._managed:

@@ -25,7 +25,7 @@ from ballast.torch.parameters.managed_parameter import (
     managed,
     nothing_like,
     plain,
-    refuse_access,
+    refuse_lost,
 )
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import refuse_lost_writes, users_of
@@ -309,8 +309,7 @@ class UnitGather:
 
     def require_there(self, member: UnitParameter) -> None:
         if self.lifecycle is Lifecycle.LOST:
-            why = "its optimizer is gone, and its values were partitioned over ranks"
-            refuse_access(member.name, why, "optimizer.close() on all ranks, before it is deleted")
+            refuse_lost(member.name, "and its values were partitioned over ranks")
         if self.lifecycle is Lifecycle.CLOSED:
             needed = "a forward pass after the optimizer was closed, or its state loaded"
             refuse_backward(member, "partitioned anew or released", needed)

@@ -234,14 +234,14 @@ class Partition(ShardedState):
         if self._prepared is not None:
             refuse_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
-    def release(self, together: bool, gathers: bool = True) -> None:
+    def release(self, together: bool, gathers: bool = True, keeps: bool = True) -> None:
         """End the training. Parameters return to torch's memory if all ranks call it together and gather them; else
-        only full ones do."""
+        only full ones do. With `keeps` false all lose their values."""
         with in_stream(self._gpu, self._stream):
             if together:
                 self.end_step()
             try:
-                self.memory.release(together, gathers)
+                self.memory.release(together, gathers, keeps)
             finally:
                 if self._agreement is not None:
                     self._agreement.leave(self)

@@ -14,6 +14,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
+from ballast.errors import OutOfMemoryError
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
@@ -339,9 +340,9 @@ class Training:
             self._hooks.watch_modules(self.given.required_model)
         self._migration.suspend_all()
 
-    def _drop(self, together: bool = True, gathers: bool = True) -> None:
+    def _drop(self, together: bool = True, *, gathers: bool, keeps: bool = True) -> None:
         assert self.current is not None
-        self.current.release(together or self.group.size == 1, gathers)
+        self.current.release(together or self.group.size == 1, gathers, keeps)
         self.current = self._step_partition = None
         self.state.forget_partition()
 
@@ -637,33 +638,48 @@ class Training:
 
     # --- The end ---
 
-    def close(self, *, together: bool) -> None:
-        """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
+    def close(self, *, together: bool, gather: bool = True) -> None:
+        """End the training, either together with all ranks, or on this rank alone. Parameters return to torch if all ranks
+        gather them."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
-        if together and self.current is not None:
-            self.current.memory.require_not_gathered("cannot close the optimizer")
+        if self.current is not None:
+            if together:
+                self.current.memory.require_not_gathered("cannot close the optimizer")
+            if together and gather:
+                self.current.require_room_to_close()
+            elif self.group.size == 1:
+                gather = gather and self._has_room_to_close(self.current)
         try:
             if together:
                 self.finish_pending()
         finally:
             self.snapshot = None
-            self._end(together)
+            self._end(together, gather)
 
-    def _end(self, together: bool) -> None:
+    def _has_room_to_close(self, partition: Partition) -> bool:
+        """Return whether the values fit in torch's memory where the optimizer of a lone rank is deleted, or at exit."""
+        try:
+            partition.require_room_to_close()
+        except OutOfMemoryError as error:
+            log.warning("the parameters lose their values: %s", error)
+            return False
+        return True
+
+    def _end(self, together: bool, gather: bool) -> None:
         self._hooks.remove()
         self.given.leave()
         if self._activations is not None:
             self._activations.remove()
         try:
-            self._end_partition(together)
+            self._end_partition(together, gather)
         finally:
             if self.outer is not None:
                 self.outer.close()
             self.ranks.leave()
 
-    def _end_partition(self, together: bool) -> None:
-        returns_values = together or self.group.size == 1
+    def _end_partition(self, together: bool, gather: bool) -> None:
+        returns_values = gather and (together or self.group.size == 1)
         was_offloaded, self._steps_at_close = self.lifecycle is Lifecycle.OFFLOADED, self.steps
         self.lifecycle = Lifecycle.CLOSED
         if (run := self.partitioner.joint_run) is not None:
@@ -671,7 +687,7 @@ class Training:
         if self.current is not None:
             if was_offloaded and returns_values:
                 self.current.reload()
-            self._drop(together)
+            self._drop(together, gathers=gather, keeps=gather)
         elif returns_values:
             self._migration.return_to_torch()
         if (model := self.given.model) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -22,7 +23,9 @@ from ballast._torch_compat import (
     writes_to_arguments,
 )
 from ballast.checks import fail, refuse, refuse_unsupported
-from ballast.ranks import Group, agree_on_memory
+from ballast.errors import FailureError
+from ballast.planning.hardware import available_memory, this_machine
+from ballast.ranks import Group, agree_on_memory, from_all_ranks
 from ballast.sizes import human_size
 from ballast.torch.gpu import free_bytes, in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
@@ -144,6 +147,31 @@ class ShardedState:
                 remedy="Move state to a lower tier. Or construct the model in ballast.deferred(), which makes parameters where "
                 "they stay. Or call the model of ballast.wrap(optimizer, model): training then begins before its forward pass.",
             )
+
+    def require_room_to_close(self) -> None:
+        """Refuse to return all parameters to torch where they do not fit: the system would end the process in the middle of
+        it. All ranks call it together. On a host the ranks of a machine share its memory."""
+        mine = sum(_bytes_of(member) for member in self.all_members)
+        return_cached_memory(self._gpu)
+        available = available_memory(this_machine()) if self._gpu is None else free_bytes(self._gpu)
+        where = socket.gethostname() if self._gpu is None else f"GPU of rank {self.ranks.rank}"
+        try:
+            found = from_all_ranks(self.ranks, (where, mine, available))
+        except FailureError:  # the training has failed before, and its end says so
+            return
+        for rank, (where, _, available) in enumerate(found):
+            needed = sum(theirs for there, theirs, _ in found if there == where)
+            if needed > available:
+                sharing = f" for all ranks of {where}" if needed > mine else ""
+                fail(
+                    "memory_budget",
+                    "cannot close the optimizer: each rank would have all parameters in torch's memory, and they do not fit",
+                    where=f"rank {rank}",
+                    needed=human_size(needed) + sharing,
+                    available=human_size(available),
+                    remedy="Call ballast.save(), unless drives keep a run, and optimizer.close(gather=False), on all ranks: "
+                    "the model then loses its values. `ballast export` writes the weights of a checkpoint to a file.",
+                )
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
         if self._gpu is not None:
