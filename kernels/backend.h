@@ -20,6 +20,11 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) = 0;
+  // Updates several tiles. The threads of the CPU backend begin and end together once, not once for each tile.
+  virtual void update_all(std::span<const TileUpdate> tiles, std::span<const GroupStep> groups) {
+    for (const auto& [tile, runs] : tiles)
+      update(tile, runs, groups);
+  }
 
   // Any of fp32, bf16 and fp16 to any, rounded to nearest, a tie to even; equal formats, u8 too, are copied.
   virtual void cast(const ConstView& from, const View& to) = 0;

@@ -36,13 +36,26 @@ class CpuBackend : public Backend {
   explicit CpuBackend(const CpuOptions& options) : cpu_(cpu_of(options)) {}
 
   void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
-    check_update(tile, runs, groups);
-    const std::vector<Run> pieces = cut(runs);
+    const TileUpdate update{tile, {runs.begin(), runs.end()}};
+    update_all({&update, 1}, groups);
+  }
+
+  void update_all(std::span<const TileUpdate> tiles, std::span<const GroupStep> groups) override {
+    struct PieceOfTile {
+      const TileMemory* tile;
+      Run run;
+    };
+    std::vector<PieceOfTile> pieces;
+    for (const auto& [tile, runs] : tiles) {
+      check_update(tile, runs, groups);
+      for (const Run& piece : cut(runs))
+        pieces.push_back({&tile, piece});
+    }
     cpu_.threads.each(pieces.size(), [&](std::size_t i) {
-      const Run& piece = pieces[i];
-      TileMemory of_piece = part(tile, piece.begin, piece.count);
+      const auto& [tile, piece] = pieces[i];
+      TileMemory of_piece = part(*tile, piece.begin, piece.count);
       of_piece.first_index -= piece.tensor_begin;  // random bits belong to the tensor
-      of_piece.rounding_stream = stream_of_tensor(tile.rounding_stream, piece.tensor);
+      of_piece.rounding_stream = stream_of_tensor(tile->rounding_stream, piece.tensor);
       cpu_.walks.update(of_piece, groups[piece.group]);
     });
   }

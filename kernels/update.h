@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/rule_math.h"
 
@@ -27,6 +28,12 @@ struct Run {
   std::uint64_t tensor_begin = 0;
 
   bool operator==(const Run&) const = default;
+};
+
+// A tile and the runs in it.
+struct TileUpdate {
+  TileMemory tile;
+  std::vector<Run> runs;
 };
 
 // Where the random bits of an array of elements come from.

@@ -246,8 +246,8 @@ class Follower {
 
   bool exists(const Op& op) {
     const bool unit = op.unit == none || op.unit < in_.model.units.size();
-    const bool tile =
-        unit && (op.tile == none || (op.unit != none && op.tile < tiles_of(expected_.layout(op.unit), op.kind)));
+    const bool tile = unit && (op.tile == none || (op.unit != none && op.tiles > 0 &&
+                                                   op.tile + op.tiles <= tiles_of(expected_.layout(op.unit), op.kind)));
     if (!tile) complain("names unit {} tile {}, which the model does not have", op.unit, op.tile);
     return tile;
   }
@@ -405,17 +405,35 @@ class Follower {
     return {meaning, op.unit, from_element * byte_size(DType::bf16), version};
   }
 
+  // The elements of an operation's tiles, relative to the rank's shard.
+  Range elements_of(const Op& op) const {
+    Range range = expected_.layout(op.unit).tiles[op.tile];
+    for (std::size_t i = 1; i < op.tiles; ++i)
+      range.count += expected_.layout(op.unit).tiles[op.tile + i].count;
+    return range;
+  }
+
+  // Finds the state of each tile of an operation with its updates so far, and leaves it with more.
+  void change_state(const Op& op, Meaning before, Meaning after, std::size_t more) {
+    const std::size_t bytes = op.state.bytes / op.tiles;
+    for (std::size_t i = 0; i < op.tiles; ++i) {
+      Content state = expected_.state(op.unit, op.tile + i, updates_[op.unit][op.tile + i]);
+      state.meaning = before;
+      expect(op.state.part(i * bytes, bytes), state);
+      state.meaning = after;
+      state.version += more;
+      contents_.write(op.state.part(i * bytes, bytes), state);
+    }
+  }
+
   void momentum(const Op& op) {
-    const auto [first, count] = expected_.layout(op.unit).tiles[op.tile];
+    const auto [first, count] = elements_of(op);
     expect_agreed();
     if (op.from.bytes != count * expected_.width_of_sums(op.unit) || op.to.bytes != count * byte_size(DType::bf16)) {
       complain("makes {} bytes of directions from {}", op.to.bytes, op.from.bytes);
     }
     expect(op.from, expected_.all_gradients(op.unit, first));
-    Content state = expected_.state(op.unit, op.tile, updates_[op.unit][op.tile]);
-    expect(op.state, state);
-    state.meaning = Meaning::moved_state;
-    contents_.write(op.state, state);
+    change_state(op, Meaning::state, Meaning::moved_state, 0);
     contents_.write(op.to, update_content(Meaning::direction, op, first));
   }
 
@@ -438,23 +456,22 @@ class Follower {
   }
 
   void update(const Op& op) {
-    const Range range = expected_.tile_range(op.unit, op.tile);
-    const std::size_t first = expected_.layout(op.unit).tiles[op.tile].first;
+    const auto [first, count] = elements_of(op);
+    const std::size_t first_in_unit = expected_.tile_range(op.unit, op.tile).first;
     const Content from =
         in_.needs_matrices() ? update_content(Meaning::orthogonal, op, first) : expected_.all_gradients(op.unit, first);
     const std::size_t width = in_.needs_matrices() ? byte_size(DType::bf16) : expected_.width_of_sums(op.unit);
-    const std::size_t version = updates_[op.unit][op.tile]++;
+    const std::size_t version = updates_[op.unit][op.tile];
     expect_agreed();
-    if (op.from.bytes != range.count * width || op.to.bytes != range.count * expected_.width(op.unit)) {
+    if (op.from.bytes != count * width || op.to.bytes != count * expected_.width(op.unit)) {
       complain("updates {} bytes with {}", op.to.bytes, op.from.bytes);
     }
-    Content state = expected_.state(op.unit, op.tile, version);
-    if (in_.needs_matrices()) state.meaning = Meaning::moved_state;
     expect(op.from, from);
-    expect(op.to, expected_.parameters(op.unit, range.first, version));
-    expect(op.state, state);
-    contents_.write(op.to, expected_.parameters(op.unit, range.first, version + 1));
-    contents_.write(op.state, expected_.state(op.unit, op.tile, version + 1));
+    expect(op.to, expected_.parameters(op.unit, first_in_unit, version));
+    change_state(op, in_.needs_matrices() ? Meaning::moved_state : Meaning::state, Meaning::state, 1);
+    contents_.write(op.to, expected_.parameters(op.unit, first_in_unit, version + 1));
+    for (std::size_t i = 0; i < op.tiles; ++i)
+      ++updates_[op.unit][op.tile + i];
   }
 
   void write(const Op& op) {

@@ -70,24 +70,36 @@ class Arithmetic {
   }
 
   void update(const Op& op, const StepNumbers& step) const {
-    if (!plan_.input().needs_matrices()) {
-      return context_.backend().update(tile_of(op, step), runs_of(op, step), step.groups);
+    std::vector<kernels::TileUpdate> tiles;
+    for (const Op& each : by_tile(op)) {
+      tiles.push_back(
+          {tile_of(each, step), plan_.input().needs_matrices() ? matrix_runs_of(each, step) : runs_of(each, step)});
     }
-    const auto runs = plan_.matrix_groups().runs_in(plan_.model().units[op.unit], plan_.layout().units[op.unit],
-                                                    range_of(op), step.groups_of(op.unit));
-    context_.backend().update(tile_of(op, step), runs, step.matrices);
+    context_.backend().update_all(tiles, plan_.input().needs_matrices() ? step.matrices : step.groups);
   }
 
   // The direction takes the place of the parameter, which stays as it is.
   void make_direction(const Op& op, const StepNumbers& step) const {  // the first part of a rule of whole matrices
-    TileMemory tile = tile_of(op, step);
-    tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
-    tile.parameter_dtype = DType::bf16;
-    tile.master = nullptr;
-    context_.backend().update(tile, runs_of(op, step), step.groups);
+    std::vector<kernels::TileUpdate> tiles;
+    for (const Op& each : by_tile(op)) {
+      TileMemory tile = tile_of(each, step);
+      tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
+      tile.parameter_dtype = DType::bf16;
+      tile.master = nullptr;
+      tiles.push_back({tile, runs_of(each, step)});
+    }
+    context_.backend().update_all(tiles, step.groups);
   }
 
-  // The memory and the rules of an update.
+  // An update of several tiles, as one of each.
+  std::vector<Op> by_tile(const Op& update) const {
+    std::vector<Op> each;
+    for (std::size_t i = 0; i < update.tiles; ++i)
+      each.push_back(part_on_tile(plan_.input(), update, update.tile + i));
+    return each;
+  }
+
+  // The memory and the rules of an update of one tile.
   TileMemory tile_of(const Op& op, const StepNumbers& step) const {
     const Range range = range_of(op);
     TileMemory tile = plan_.blocks().state(op.unit, op.tile).tile(slots_.data(op.state));
@@ -103,6 +115,11 @@ class Arithmetic {
   std::vector<kernels::Run> runs_of(const Op& update, const StepNumbers& step) const {
     return runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit], range_of(update),
                    step.groups_of(update.unit));
+  }
+
+  std::vector<kernels::Run> matrix_runs_of(const Op& update, const StepNumbers& step) const {
+    return plan_.matrix_groups().runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit],
+                                         range_of(update), step.groups_of(update.unit));
   }
 
   const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }

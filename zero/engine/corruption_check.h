@@ -37,12 +37,13 @@ class CorruptionCheck {
     const std::vector<const Place*> places = places_of(op, step.number);
     std::vector<Copy> expected;
     expected.reserve(places.size());
+    const auto at = [&](const Place* place) { return part_on_tile(plan_.input(), op, place->tile); };
     for (const Place* place : places) {
-      expected.push_back(expected_at(*place, op, step, arithmetic));
+      expected.push_back(expected_at(*place, at(place), step, arithmetic));
     }
     arithmetic.update(op, step);
     for (std::size_t i = 0; i < places.size(); ++i) {
-      Copy after = copy_of(*places[i], op, arithmetic);
+      Copy after = copy_of(*places[i], at(places[i]), arithmetic);
       require_same(expected[i], after, *places[i], step.number,
                    "an update that was made twice gave other bits the second time");
       const std::lock_guard lock(mutex_);
@@ -68,7 +69,7 @@ class CorruptionCheck {
     std::size_t tile = 0;
     Range range{};  // elements of the tile
 
-    bool is_in(const Op& op) const { return unit == op.unit && tile == op.tile; }
+    bool is_in(const Op& op) const { return unit == op.unit && tile - op.tile < op.tiles; }
   };
   struct Copy {
     std::vector<std::byte> parameter{};

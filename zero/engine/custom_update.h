@@ -26,8 +26,9 @@ class CustomUpdate {
       while (scheduler_.position() < position)
         scheduler_.issue_next();
       scheduler_.wait_for_inputs_of_next();
-      const SummedTile tile = summed_tile(op(position), op(position).from);
-      update({{&tile, 1}, factor, position == passing.back()});
+      std::vector<SummedTile> tiles;
+      add_tiles(op(position), tiles);
+      update({tiles, factor, position == passing.back()});
     }
   }
 
@@ -67,10 +68,16 @@ class CustomUpdate {
       for (; position < update; ++position) {
         if (op(position).kind == OpKind::download) copy = &op(position);
       }
-      tiles.push_back(
-          summed_tile(op(update), copy != nullptr && copy->to == op(update).from ? copy->from : op(update).from));
+      Op with_original = op(update);
+      if (copy != nullptr && copy->to == with_original.from) with_original.from = copy->from;
+      add_tiles(with_original, tiles);
     }
     return tiles;
+  }
+
+  void add_tiles(const Op& update, std::vector<SummedTile>& tiles) const {
+    for (std::size_t i = 0; i < update.tiles; ++i)
+      tiles.push_back(summed_tile(part_on_tile(plan_.input(), update, update.tile + i)));
   }
 
   // The parts of a unit in a range of this rank's shard.
@@ -85,7 +92,7 @@ class CustomUpdate {
     return parts;
   }
 
-  SummedTile summed_tile(const Op& update, const Piece& gradients) const {
+  SummedTile summed_tile(const Op& update) const {
     const UnitLayout& layout = plan_.layout().units[update.unit];
     const Range range = layout.tile_range(plan_.input().rank_in_shard_group, update.tile);
     const TileMemory state = plan_.blocks().state(update.unit, update.tile).tile(slots_.data(update.state));
@@ -93,10 +100,10 @@ class CustomUpdate {
     return {.unit = update.unit,
             .range = range,
             .parts = parts_of(update.unit, layout.tiles[update.tile]),
-            .gradients = slots_.view(gradients, plan_.input().dtype_of_sums(update.unit)),
+            .gradients = slots_.view(update.from, plan_.input().dtype_of_sums(update.unit)),
             .masters = {is_master ? slots_.data(update.to) : state.master, range.count, DType::fp32},
             .own = state.own,
-            .gradients_on_gpu = slots_.on_gpu(gradients),
+            .gradients_on_gpu = slots_.on_gpu(update.from),
             .masters_on_gpu = slots_.on_gpu(is_master ? update.to : update.state)};
   }
 

@@ -29,10 +29,12 @@ class Timeline {
   // Limits the entries of each lane; later ones are dropped.
   explicit Timeline(std::size_t most_entries = std::size_t{1} << 20) : most_entries_(most_entries) {}
 
-  void add(const Op& op, Time begin, Time end) { add(op.lane, {op.kind, op.unit, op.tile, op.phase, begin, end}); }
+  void add(const Op& op, Time begin, Time end) {
+    add(op.lane, {op.kind, op.unit, op.tile, op.tiles, op.phase, begin, end});
+  }
 
   void add_wait(Phase phase, Time begin, Time end) {  // shows the trainer's wait in the row of the compute lane
-    add(Lane::compute, {std::nullopt, none, none, phase, begin, end});
+    add(Lane::compute, {std::nullopt, none, none, 0, phase, begin, end});
   }
 
   // A row for each lane. A viewer can show several ranks together: each is a process of the trace.
@@ -95,6 +97,7 @@ class Timeline {
     std::optional<OpKind> kind;  // none: the trainer waited
     std::size_t unit;
     std::size_t tile;
+    std::size_t tiles;
     Phase phase;
     Time begin;
     Time end;
@@ -106,7 +109,9 @@ class Timeline {
   }
 
   static std::string name_of(const Entry& entry, const Model& model) {
-    return entry.kind ? label({.kind = *entry.kind, .unit = entry.unit, .tile = entry.tile}, model) : "wait";
+    return entry.kind
+               ? label({.kind = *entry.kind, .unit = entry.unit, .tile = entry.tile, .tiles = entry.tiles}, model)
+               : "wait";
   }
 
   std::size_t most_entries_;

@@ -180,6 +180,24 @@ CutModel::CutModel(const Model& model, const PlanOptions& options)
              {.format = options.format, .names = options.names, .full_records = options.full_records}),
       input{{ordered(options, model)}, model, layout, blocks, rank_in_shard_group(options)} {}
 
+Op part_on_tile(const CompileInput& input, const Op& op, std::size_t tile) {
+  const std::vector<Range>& tiles = input.layout.units[op.unit].tiles;
+  const std::size_t first = tiles[op.tile].first;
+  const std::size_t elements = tiles[op.tile + op.tiles - 1].end() - first;
+  const auto part = [&](const Piece& piece) {
+    const std::size_t width = piece.bytes / elements;
+    return piece.part((tiles[tile].first - first) * width, tiles[tile].count * width);
+  };
+  Op on_tile = op;
+  on_tile.tile = tile;
+  on_tile.tiles = 1;
+  on_tile.from = part(op.from);
+  on_tile.to = part(op.to);
+  const std::size_t state = op.state.bytes / op.tiles;
+  on_tile.state = op.state.part((tile - op.tile) * state, state);
+  return on_tile;
+}
+
 Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
 
 void check(const CompileInput& input) {

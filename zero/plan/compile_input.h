@@ -97,6 +97,9 @@ struct CompileInput : PlanOptions {
   }
 };
 
+// Returns the part of an operation on several tiles that is on one of them.
+Op part_on_tile(const CompileInput& input, const Op& op, std::size_t tile);
+
 // Cuts a model for its options, and keeps what the input refers to. The model outlives it.
 struct CutModel {
   CutModel(const Model& model, const PlanOptions& options);

@@ -90,10 +90,10 @@ class ParameterGathers {
     return {context_.slots.gathered_slot(), gathered_.find(unit)->begin, bytes};
   }
 
-  // What a tile updates of the parameters that the device keeps.
-  Piece kept_tile(std::size_t unit, std::size_t tile) const {
+  // What an update changes of the parameters that the device keeps: a range of this rank's shard.
+  Piece kept_range(std::size_t unit, const Range& in_shard) const {
     const std::size_t width = context_.width(unit);
-    const auto [first, count] = context_.layout(unit).tiles[tile];
+    const auto [first, count] = in_shard;
     return kept_shard(unit, context_.layout(unit).trained).part(first * width, count * width);
   }
 
@@ -229,8 +229,8 @@ class ParameterGathers {
     const UnitLayout& layout = context_.layout(unit);
     const bool on_drive = context_.residence(unit).parameters == Tier::nvme;
     const std::size_t tiles = layout.tiles.size() + (on_drive ? layout.frozen_tiles.size() : 0);
-    for (std::size_t tile = 0; tile < tiles; ++tile) {
-      upload_tile(unit, tile, phase);
+    for (std::size_t tile = 0; tile < tiles;) {
+      tile += on_drive ? upload_record(unit, tile, phase) : upload_tiles(unit, tile, phase);
     }
     if (on_drive || layout.frozen.shard == 0) return;
     context_.builder.add({.kind = OpKind::upload,
@@ -241,26 +241,39 @@ class ParameterGathers {
                           .to = shard(unit, layout.frozen)});
   }
 
-  void upload_tile(std::size_t unit, std::size_t tile, Phase phase) {
-    const UnitSlots& slots = context_.slots.of(unit);
-    const Range range = context_.layout(unit).tile_range(context_.input.rank_in_shard_group, tile);
-    const std::size_t bytes = range.count * context_.width(unit);
-    Piece from;
-    if (context_.residence(unit).parameters == Tier::nvme) {
-      const Piece record = context_.slots.rings.first_regions.next();
-      fetch({unit, tile}, phase, record);
-      from = record.part(context_.input.blocks.records().payload, bytes);
-    } else {
-      const bool in_block = context_.residence(unit).state[tile] == Tier::host;
-      from = (in_block ? slots.blocks : slots.copies)[tile].part(0, bytes);
+  // Return how many tiles were uploaded, from `tile` on: one from a record, or neighbours in the host's memory.
+  std::size_t upload_record(std::size_t unit, std::size_t tile, Phase phase) {
+    const Piece record = context_.slots.rings.first_regions.next();
+    fetch({unit, tile}, phase, record);
+    upload({unit, tile}, 1, phase, record.part(context_.input.blocks.records().payload, record.bytes));
+    return 1;
+  }
+
+  std::size_t upload_tiles(std::size_t unit, std::size_t tile, Phase phase) {
+    const std::vector<Piece>& from = context_.slots.of(unit).host_parameters;
+    Piece together = from[tile];
+    std::size_t end = tile + 1;
+    for (; end < from.size() && end - tile < StepSlots::tiles_at_once; ++end) {
+      if (from[end].slot != together.slot || from[end].begin != together.end()) break;
+      together.bytes += from[end].bytes;
     }
+    upload({unit, tile}, end - tile, phase, together);
+    return end - tile;
+  }
+
+  void upload(const TileName& name, std::size_t tiles, Phase phase, const Piece& from) {
+    const UnitLayout& layout = context_.layout(name.unit);
+    const std::size_t rank = context_.input.rank_in_shard_group;
+    const std::size_t first = layout.tile_range(rank, name.tile).first;
+    const Range range{first, layout.tile_range(rank, name.tile + tiles - 1).end() - first};
     context_.builder.add({.kind = OpKind::upload,
                           .lane = Lane::upload,
                           .phase = phase,
-                          .unit = unit,
-                          .tile = tile,
-                          .from = from,
-                          .to = full(unit, range)});
+                          .unit = name.unit,
+                          .tile = name.tile,
+                          .tiles = tiles,
+                          .from = from.part(0, range.count * context_.width(name.unit)),
+                          .to = full(name.unit, range)});
   }
 
   // A record can be read as soon as it is written. Its commit need not be waited for.

@@ -14,6 +14,10 @@ std::string piece_text(const Program& program, std::string_view label, const Pie
   return fmt::format(" {}={}{}", label, slot.name, full ? "" : fmt::format("[{}..{})", piece.begin, piece.end()));
 }
 
+std::string tiles_text(const Op& op) {
+  return op.tiles == 1 ? std::to_string(op.tile) : fmt::format("{}..{}", op.tile, op.tile + op.tiles - 1);
+}
+
 std::string codes_text(const Program& program, const Codes& codes) {
   if (!codes.exist()) return {};
   const std::string sums = codes.sums == codes.values ? "" : fmt::format("+{}", name(codes.sums));
@@ -32,7 +36,7 @@ std::string op_text(const Program& program, const Op& op) {
   std::string text = fmt::format("{}: {}", name(op.lane), name(op.kind));
   if (op.kind == OpKind::use) text += fmt::format(" {}", name(op.phase));
   if (op.unit != none) text += fmt::format(" unit={}", op.unit);
-  if (op.tile != none) text += fmt::format(" tile={}", op.tile);
+  if (op.tile != none) text += " tile=" + tiles_text(op);
   if (op.kind == OpKind::accumulate) text += fmt::format(" sum={}", op.sum);
   if (op.ranks == Ranks::replica_group) text += " over=replicas";
   if (op.exact) text += " exact";
@@ -93,7 +97,7 @@ std::vector<bool> awaited_in(const std::vector<Op>& list) {
 std::string label(const Op& op, const Model& model) {
   std::string text(name(op.kind));
   if (op.unit != none) text += " " + model.units[op.unit].name;
-  if (op.tile != none) text += fmt::format(" tile {}", op.tile);
+  if (op.tile != none) text += " tile " + tiles_text(op);
   return text;
 }
 

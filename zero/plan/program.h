@@ -91,6 +91,7 @@ struct Op {
   Phase phase = Phase::step;
   std::size_t unit = none;
   std::size_t tile = none;
+  std::size_t tiles = 1;  // momentum, update and their copies: so many, one after another, from `tile` on
   Ranks ranks = Ranks::shard_group;
   std::size_t sum = 0;          // accumulate and reduce: how many sums of the unit came before in its step
   std::size_t value_bytes = 0;  // reduce: bytes of each value in `from`

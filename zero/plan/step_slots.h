@@ -104,9 +104,10 @@ struct UnitSlots {
   std::size_t frozen = none;  // the slot on the host, if parameters are there: this rank's shard of the frozen section
   std::size_t gradients = none;  // full, where a step's micro-steps are summed in them
   std::size_t reduced = none;    // this rank's summed gradients
-  std::vector<Piece> state{};    // one for each tile, on the device
-  std::vector<Piece> blocks{};  // one for each tile, on the host: parameter and state, as StepSlots::block_sizes() says
-  std::vector<Piece> copies{};  // one for each tile, on the host: the parameter of a tile whose record is on a drive
+  // One for each tile. Neighbours in a tier are neighbours in memory, so one operation reaches several.
+  std::vector<Piece> state{};  // on the device or on the host
+  std::vector<Piece>
+      host_parameters{};  // of a tile whose state is on the host, or a copy of one whose record is on a drive
 };
 
 // The buffers of a step.
@@ -158,6 +159,8 @@ inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& a
 
 class StepSlots {
  public:
+  static constexpr std::size_t tiles_at_once = 12;  // of an update on the host, and of a copy of parameters from there
+
   StepSlots(const CompileInput& input, const Uses& uses)
       : in_(input), residence_(reside(input.placement, input.layout)) {
     const Placement& placement = input.placement;
@@ -252,6 +255,18 @@ class StepSlots {
     return state[tile] == Tier::host && static_cast<std::size_t>(before) < visitors_[unit];
   }
 
+  // One past the tiles that an operation updates together, from this one on: the host updates neighbours whose state it keeps. So
+  // few operations wait for another lane, and its threads seldom wait for each other.
+  std::size_t end_of_update(std::size_t unit, std::size_t tile) const {
+    const std::vector<Tier>& state = residence_[unit].state;
+    const auto is_on_host = [&](std::size_t each) { return state[each] == Tier::host && !is_visitor(unit, each); };
+    std::size_t end = tile + 1;
+    if (!is_on_host(tile)) return end;
+    while (end < state.size() && end - tile < tiles_at_once && is_on_host(end))
+      ++end;
+    return end;
+  }
+
   // What the host keeps of a tile whose state is there. An update on the host needs a parameter there, even if the device keeps it.
   BlockSizes block_sizes(std::size_t unit, std::size_t tile) const {
     BlockSizes sizes = in_.blocks.of(unit);
@@ -318,21 +333,31 @@ class StepSlots {
 
   void add_tiles(std::size_t unit) {
     const std::vector<Tier>& state = residence_[unit].state;
+    const std::size_t tiles = state.size();
     const std::size_t copied = residence_[unit].parameters == Tier::host ? in_.blocks.of(unit).parameter : 0;
-    std::array<std::vector<std::size_t>, tier_count> bytes;  // of each tile in a tier
-    bytes.fill(std::vector<std::size_t>(state.size()));
-    for (std::size_t tile = 0; tile < state.size(); ++tile) {
+    std::vector<std::size_t> on_device(tiles), blocks(2 * tiles), copies(tiles);
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
       switch (state[tile]) {
-        case Tier::device: bytes[0][tile] = in_.blocks.state_bytes_on_device(unit); break;
-        case Tier::host: bytes[1][tile] = block_sizes(unit, tile).bytes(); break;
-        case Tier::nvme: bytes[2][tile] = copied; break;
+        case Tier::device: on_device[tile] = in_.blocks.state_bytes_on_device(unit); break;
+        case Tier::host: {
+          const BlockSizes sizes = block_sizes(unit, tile);
+          blocks[tile] = sizes.parameter;  // all parameters come before all states
+          blocks[tiles + tile] = sizes.state;
+          break;
+        }
+        case Tier::nvme: copies[tile] = copied; break;
       }
     }
     const std::string which = std::to_string(unit);
     UnitSlots& slots = units_[unit];
-    slots.state = slots_.add_pieces(SlotRole::state, Tier::device, bytes[0], which);
-    slots.blocks = slots_.add_pieces(SlotRole::blocks, Tier::host, bytes[1], which);
-    slots.copies = slots_.add_pieces(SlotRole::parameters, Tier::host, bytes[2], which);
+    slots.state = slots_.add_pieces(SlotRole::state, Tier::device, on_device, which);
+    const std::vector<Piece> in_blocks = slots_.add_pieces(SlotRole::blocks, Tier::host, blocks, which);
+    slots.host_parameters = slots_.add_pieces(SlotRole::parameters, Tier::host, copies, which);
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+      if (state[tile] != Tier::host) continue;
+      slots.host_parameters[tile] = in_blocks[tile];
+      slots.state[tile] = in_blocks[tiles + tile];
+    }
   }
 
   static std::size_t bytes_of(std::span<const Visit> visits, const std::vector<std::size_t>& unit_bytes) {
@@ -394,10 +419,16 @@ class StepSlots {
     return most;
   }
 
-  // Whether gradients or directions pass to updates on the host.
-  bool passes_to_host(std::size_t unit) const {
-    return !in_.host_is_device &&
-           std::ranges::any_of(residence_[unit].state, [](Tier tier) { return tier != Tier::device; });
+  // Returns the elements of the largest update on the host of which gradients or directions pass to it.
+  std::size_t elements_to_host(std::size_t unit) const {
+    if (in_.host_is_device) return 0;
+    std::size_t tiles = 0;
+    const std::vector<Tier>& state = residence_[unit].state;
+    for (std::size_t tile = 0; tile < state.size(); tile = end_of_update(unit, tile)) {
+      if (state[tile] != Tier::device && !is_visitor(unit, tile))
+        tiles = std::max(tiles, end_of_update(unit, tile) - tile);
+    }
+    return tiles * in_.layout.units[unit].tile_elements;
   }
 
   void add_rings(std::size_t held_together) {
@@ -414,12 +445,10 @@ class StepSlots {
     const std::size_t partial = most([&](std::size_t unit) { return partial_bytes(unit); });
     const std::size_t gradients =
         most([&](std::size_t unit) { return in_.layout.units[unit].trained.count() * in_.width(unit); });
-    const std::size_t tile_gradients = most([&](std::size_t unit) {
-      const bool passes = passes_to_host(unit) && !on_host(unit);
-      return passes ? in_.layout.units[unit].tile_elements * in_.width_of_sums(unit) : 0;
-    });
+    const std::size_t tile_gradients =
+        most([&](std::size_t unit) { return on_host(unit) ? 0 : elements_to_host(unit) * in_.width_of_sums(unit); });
     const std::size_t tile_parameters = most([&](std::size_t unit) {
-      const bool passes = passes_to_host(unit) && residence_[unit].parameters == Tier::device && records_of(unit) > 0;
+      const bool passes = !in_.host_is_device && residence_[unit].parameters == Tier::device && records_of(unit) > 0;
       return passes && !in_.blocks.full_records() ? in_.blocks.of(unit).parameter : 0;
     });
     rings.gradients = slots_.add_ring(SlotRole::gradients, Tier::device, std::max(pieces_in_flight, held_together),
@@ -445,10 +474,8 @@ class StepSlots {
   void add_matrices() {
     constexpr std::size_t width = byte_size(DType::bf16);
     const std::size_t units = updates_at_once();
-    rings.tile_directions =
-        slots_.add_ring(SlotRole::tile_directions, Tier::host, tiles_on_their_way, most([&](std::size_t unit) {
-                          return passes_to_host(unit) ? in_.layout.units[unit].tile_elements * width : 0;
-                        }));
+    rings.tile_directions = slots_.add_ring(SlotRole::tile_directions, Tier::host, tiles_on_their_way,
+                                            most([&](std::size_t unit) { return elements_to_host(unit) * width; }));
     rings.directions =
         slots_.add_ring(SlotRole::directions, Tier::device, units,
                         most([&](std::size_t unit) { return in_.layout.units[unit].trained.shard * width; }));
@@ -579,19 +606,9 @@ class StepSlots {
     const UnitSlots& slots = units_[unit];
     Home home{.unit = unit, .tile = tile, .range = in_.layout.units[unit].tile_range(in_.rank_in_shard_group, tile)};
     const std::size_t parameter_bytes = home.range.count * in_.width(unit);
-    switch (residence_[unit].state[tile]) {
-      case Tier::device: home.state = slots.state[tile]; break;
-      case Tier::host: {
-        const BlockSizes sizes = block_sizes(unit, tile);
-        if (sizes.parameter > 0) home.parameters = slots.blocks[tile].part(0, parameter_bytes);
-        home.state = slots.blocks[tile].part(sizes.parameter, sizes.state);
-        break;
-      }
-      case Tier::nvme:
-        home.on_drive = true;
-        if (slots.copies[tile].exists()) home.parameters = slots.copies[tile].part(0, parameter_bytes);
-        break;
-    }
+    home.state = slots.state[tile];
+    if (slots.host_parameters[tile].exists()) home.parameters = slots.host_parameters[tile].part(0, parameter_bytes);
+    home.on_drive = residence_[unit].state[tile] == Tier::nvme;
     return home;
   }
 

@@ -25,10 +25,9 @@ class UnitUpdates {
     StepRings& rings = context_.slots.rings;
     Begun& update = begun_[unit];
     update.directions = rings.directions.next(context_.layout(unit).trained.shard * byte_size(DType::bf16));
-    update.blocks.resize(tiles(unit));
-    for (const std::size_t tile : in_turn(unit)) {
-      update.blocks[tile] = block_of({unit, tile});
-      make_direction({unit, tile}, update.blocks[tile], direction_of({unit, tile}, update.directions));
+    for (const Tiles& tiles : in_turn(unit)) {
+      const Block& block = update.blocks.emplace_back(block_of(tiles));
+      make_direction(tiles, block, direction_of(tiles, update.directions));
     }
     end_upload();
     update.matrices = update.directions;
@@ -45,15 +44,16 @@ class UnitUpdates {
       update = begun_.extract(unit).mapped();
       orthogonalize(unit, update);
     }
-    for (const std::size_t tile : in_turn(unit)) {
-      const TileName name{unit, tile};
+    const std::vector<Tiles> order = in_turn(unit);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const Tiles& tiles = order[i];
       if (update.directions.exists()) {
-        update_tile(name, update.blocks[tile],
-                    {direction_of(name, update.directions), Tier::device, context_.slots.rings.tile_directions});
+        update_tiles(tiles, update.blocks[i],
+                     {direction_of(tiles, update.directions), Tier::device, context_.slots.rings.tile_directions});
       } else {
-        update_tile(name, block_of(name), gradient_of(name));
+        update_tiles(tiles, block_of(tiles), gradient_of(tiles));
       }
-      if (context_.residence(unit).state[tile] == Tier::nvme) records_.write_back();
+      if (tier_of(tiles) == Tier::nvme) records_.write_back();
     }
     end_upload();
   }
@@ -68,36 +68,40 @@ class UnitUpdates {
   }
 
  private:
-  // What a tile keeps in one tier: the state, and on the host the parameter too.
-  struct Block {
-    Piece memory{};
-    BlockSizes sizes{};
-    bool on_device = false;
-
-    Piece state() const { return memory.part(sizes.parameter, sizes.state); }
+  // Tiles that are updated together: neighbours whose state lies in one tier.
+  struct Tiles {
+    std::size_t unit = 0;
+    std::size_t first = 0;
+    std::size_t count = 1;
   };
-  // What a tile is updated from, and the buffers that bring it to the host.
+  // What tiles keep in one tier: the state, and on the host the parameters too.
+  struct Block {
+    Piece parameters{};
+    Piece state{};
+    bool on_device = false;
+  };
+  // What tiles are updated from, and the buffers that bring it to the host.
   struct Source {
     Piece values{};
     Tier tier = Tier::device;
     Ring& on_its_way;
   };
-  // A tile's block and what it is updated from, in the tier where it is updated.
+  // The block of tiles and what they are updated from, in the tier where they are updated.
   struct Visit {
     Block block{};
     Piece values{};
   };
   // A copy to the device that is due.
   struct Upload {
-    TileName name{};
+    Tiles tiles{};
     Piece from{};
     Piece to{};
   };
-  // An update by whole matrices that has begun: its memory, and the blocks of the unit's tiles.
+  // An update by whole matrices that has begun, and its memory.
   struct Begun {
     Piece directions{};  // directions of the unit's tiles, on the device
     Piece matrices{};
-    std::vector<Block> blocks{};
+    std::vector<Block> blocks{};  // of the unit's tiles, in_turn()
   };
 
   void orthogonalize(std::size_t unit, const Begun& update) {
@@ -118,160 +122,177 @@ class UnitUpdates {
                          context_.agreement);
   }
 
-  void make_direction(const TileName& name, const Block& home, const Piece& direction) {
-    const Visit visit = begin_visit(name, home, gradient_of(name));
+  void make_direction(const Tiles& tiles, const Block& home, const Piece& direction) {
+    const Visit visit = begin_visit(tiles, home, gradient_of(tiles));
     const bool passes = !visit.block.on_device && !context_.input.host_is_device;
     const Piece to = passes ? context_.slots.rings.tile_directions.next(direction.bytes) : direction;
-    add_update(OpKind::momentum, name, visit, to);
-    if (passes) upload_later(name, to, direction);
-    end_visit(name, home, visit.block);
+    add_update(OpKind::momentum, tiles, visit, to);
+    if (passes) upload_later(tiles, to, direction);
+    end_visit(tiles, home, visit.block);
   }
 
-  // The parameter is updated in its block. If the block has none, it is updated where memory keeps it, or in a copy on the host
-  // that is on its way to another tier.
-  void update_tile(const TileName& name, const Block& home, const Source& from) {
-    const UnitResidence& at = context_.residence(name.unit);
-    const Visit visit = begin_visit(name, home, from);
-    const Piece kept = kept_apart(name);
-    const std::size_t parameter_bytes = context_.layout(name.unit).tiles[name.tile].count * context_.width(name.unit);
-    Piece parameter = kept;
-    if (visit.block.sizes.parameter > 0) {
-      parameter = visit.block.memory.part(0, parameter_bytes);
+  // Parameters are updated in their block. If the block has none, they are updated where memory keeps them, or in a copy on the
+  // host that is on its way to another tier.
+  void update_tiles(const Tiles& tiles, const Block& home, const Source& from) {
+    const UnitResidence& at = context_.residence(tiles.unit);
+    const Visit visit = begin_visit(tiles, home, from);
+    const Piece kept = kept_apart(tiles);
+    Piece parameters = kept;
+    if (visit.block.parameters.exists()) {
+      parameters = visit.block.parameters.part(0, range_of(tiles).count * context_.width(tiles.unit));
     } else if (!visit.block.on_device) {
-      parameter = on_host(name, {kept, at.parameters, context_.slots.rings.tile_parameters});
+      parameters = on_host(tiles, {kept, at.parameters, context_.slots.rings.tile_parameters});
     }
-    add_update(OpKind::update, name, visit, parameter);
-    if (kept.exists() && kept != parameter) {
+    add_update(OpKind::update, tiles, visit, parameters);
+    if (kept.exists() && kept != parameters) {
       if (at.parameters == Tier::device) {
-        upload_later(name, parameter, kept);
+        upload_later(tiles, parameters, kept);
       } else {
-        move(OpKind::keep, Lane::host, name, parameter, kept);
+        move(OpKind::keep, Lane::host, tiles, parameters, kept);
       }
     }
-    end_visit(name, home, visit.block);
+    end_visit(tiles, home, visit.block);
   }
 
-  void add_update(OpKind kind, const TileName& name, const Visit& visit, const Piece& to) {
+  void add_update(OpKind kind, const Tiles& tiles, const Visit& visit, const Piece& to) {
     context_.builder.add({.kind = kind,
                           .lane = visit.block.on_device ? Lane::update : Lane::host,
-                          .unit = name.unit,
-                          .tile = name.tile,
+                          .unit = tiles.unit,
+                          .tile = tiles.first,
+                          .tiles = tiles.count,
                           .from = visit.values,
                           .to = to,
-                          .state = visit.block.state()},
+                          .state = visit.block.state},
                          context_.agreement);
   }
 
-  // Brings what a tile is updated from to its block, or both to the device.
-  Visit begin_visit(const TileName& name, const Block& home, const Source& from) {
+  // Brings what tiles are updated from to their block, or both to the device.
+  Visit begin_visit(const Tiles& tiles, const Block& home, const Source& from) {
     if (home.on_device) return {home, from.values};
-    if (!context_.slots.is_visitor(name.unit, name.tile)) {
+    if (!context_.slots.is_visitor(tiles.unit, tiles.first)) {
       end_upload();
-      return {home, on_host(name, from)};
+      return {home, on_host(tiles, from)};
     }
-    const std::size_t kept =
-        home.memory.bytes;  // nothing, if a rule without state updates a parameter that the device keeps
     const std::size_t more = from.tier == Tier::device ? 0 : from.values.bytes;
-    Visit visit{{home.memory, home.sizes, true}, from.values};
-    if (kept + more == 0) return visit;
-    const Piece memory = context_.slots.rings.visitors.next(kept + more);
-    if (kept > 0) {
-      visit.block.memory = memory.part(0, kept);
-      move(OpKind::upload, Lane::upload, name, home.memory, visit.block.memory);
-    }
-    if (more > 0) {
-      visit.values = memory.part(kept, more);
-      move(OpKind::upload, Lane::upload, name, from.values, visit.values);
-    }
+    Visit visit{{home.parameters, home.state, true}, from.values};
+    const std::size_t bytes = home.parameters.bytes + home.state.bytes + more;
+    if (bytes == 0) return visit;  // a rule without state updates parameters that the device keeps
+    const Piece memory = context_.slots.rings.visitors.next(bytes);
+    std::size_t begin = 0;
+    const auto bring = [&](Piece& piece) {
+      const Piece to = memory.part(begin, piece.bytes);
+      begin += piece.bytes;
+      move(OpKind::upload, Lane::upload, tiles, std::exchange(piece, to), to);
+    };
+    if (home.parameters.exists()) bring(visit.block.parameters);
+    if (home.state.exists()) bring(visit.block.state);
+    if (more > 0) bring(visit.values);
     return visit;
   }
 
-  void end_visit(const TileName& name, const Block& home, const Block& block) {
-    if (block.memory != home.memory) move(OpKind::download, Lane::download, name, block.memory, home.memory);
+  void end_visit(const Tiles& tiles, const Block& home, const Block& block) {
+    if (block.parameters != home.parameters)
+      move(OpKind::download, Lane::download, tiles, block.parameters, home.parameters);
+    if (block.state != home.state) move(OpKind::download, Lane::download, tiles, block.state, home.state);
   }
 
   // Uploads what an update on the host has made when the next one begins there, or at the end of the unit: the visitors until then
   // need not wait for the host.
-  void upload_later(const TileName& name, const Piece& from, const Piece& to) {
-    upload_ = {name, from, to};
-    const bool is_record = context_.residence(name.unit).state[name.tile] == Tier::nvme;  // its memory is needed again
-    if (is_record || context_.slots.visitors(name.unit) == 0) end_upload();
+  void upload_later(const Tiles& tiles, const Piece& from, const Piece& to) {
+    upload_ = {tiles, from, to};
+    const bool is_record = tier_of(tiles) == Tier::nvme;  // its memory is needed again
+    if (is_record || context_.slots.visitors(tiles.unit) == 0) end_upload();
   }
 
   void end_upload() {
-    if (upload_) move(OpKind::upload, Lane::upload, upload_->name, upload_->from, upload_->to);
+    if (upload_) move(OpKind::upload, Lane::upload, upload_->tiles, upload_->from, upload_->to);
     upload_.reset();
   }
 
-  // The tiles of a unit in the order in which their updates begin.
-  std::vector<std::size_t> in_turn(std::size_t unit) const {
-    std::array<std::vector<std::size_t>, 2> kinds;  // visitors, and others
-    for (std::size_t tile = 0; tile < tiles(unit); ++tile)
-      kinds[context_.slots.is_visitor(unit, tile) ? 0 : 1].push_back(tile);
+  // The tiles of a unit in the order in which their updates begin. Visitors and others take turns, so that each have come as far.
+  std::vector<Tiles> in_turn(std::size_t unit) const {
+    std::array<std::vector<Tiles>, 2> kinds;  // visitors, and others
+    for (std::size_t tile = 0; tile < tiles(unit);) {
+      const std::size_t end = context_.slots.end_of_update(unit, tile);
+      kinds[context_.slots.is_visitor(unit, tile) ? 0 : 1].push_back({unit, tile, end - tile});
+      tile = end;
+    }
     const auto& [visitors, others] = kinds;
-    std::vector<std::size_t> order;
-    for (std::size_t visitor = 0, other = 0; order.size() < tiles(unit);) {
-      const bool is_others_turn = other * visitors.size() <= visitor * others.size();
+    const std::size_t tiles_of_others = tiles(unit) - visitors.size();
+    std::vector<Tiles> order;
+    std::size_t other_tiles = 0;
+    for (std::size_t visitor = 0, other = 0; visitor + other < visitors.size() + others.size();) {
+      const bool is_others_turn = other_tiles * visitors.size() <= visitor * tiles_of_others;
       const bool takes_other = visitor == visitors.size() || (other < others.size() && is_others_turn);
       order.push_back(takes_other ? others[other++] : visitors[visitor++]);
+      if (takes_other) other_tiles += order.back().count;
     }
     return order;
   }
 
-  Block block_of(const TileName& name) {  // reads a record
-    const UnitSlots& slots = context_.slots.of(name.unit);
-    switch (context_.residence(name.unit).state[name.tile]) {
-      case Tier::device: break;
-      case Tier::host: {
-        const BlockSizes sizes = context_.slots.block_sizes(name.unit, name.tile);
-        return {slots.blocks[name.tile], sizes};
-      }
-      case Tier::nvme: {
-        const BlockSizes sizes = context_.input.blocks.in_record(name.unit);
-        return {records_.next().part(context_.input.blocks.records().payload, sizes.bytes()), sizes};
-      }
+  Block block_of(const Tiles& tiles) {  // reads a record
+    const UnitSlots& slots = context_.slots.of(tiles.unit);
+    if (tier_of(tiles) == Tier::nvme) {
+      const BlockSizes sizes = context_.input.blocks.in_record(tiles.unit);
+      const Piece block = records_.next().part(context_.input.blocks.records().payload, sizes.bytes());
+      const Piece parameters = sizes.parameter == 0 ? Piece{} : block.part(0, sizes.parameter);
+      return {parameters, block.part(sizes.parameter, sizes.state)};
     }
-    const Piece& state = slots.state[name.tile];
-    return {state, {.parameter = 0, .state = state.bytes}, true};
+    const bool on_device = tier_of(tiles) == Tier::device;
+    return {on_device ? Piece{} : together(slots.host_parameters, tiles), together(slots.state, tiles), on_device};
   }
 
-  Source gradient_of(const TileName& name) const {
-    const auto [first, count] = context_.layout(name.unit).tiles[name.tile];
-    const std::size_t width = context_.width_of_sums(name.unit);
-    return {gradients_.summed(name.unit).part(first * width, count * width), context_.residence(name.unit).gradients,
+  // The memory of neighbours.
+  static Piece together(const std::vector<Piece>& pieces, const Tiles& tiles) {
+    Piece piece = pieces[tiles.first];
+    if (piece.exists()) piece.bytes = pieces[tiles.first + tiles.count - 1].end() - piece.begin;
+    return piece;
+  }
+
+  Source gradient_of(const Tiles& tiles) const {
+    const auto [first, count] = range_of(tiles);
+    const std::size_t width = context_.width_of_sums(tiles.unit);
+    return {gradients_.summed(tiles.unit).part(first * width, count * width), context_.residence(tiles.unit).gradients,
             context_.slots.rings.tile_gradients};
   }
 
-  Piece direction_of(const TileName& name, const Piece& directions) const {
-    const auto [first, count] = context_.layout(name.unit).tiles[name.tile];
+  Piece direction_of(const Tiles& tiles, const Piece& directions) const {
+    const auto [first, count] = range_of(tiles);
     return directions.part(first * byte_size(DType::bf16), count * byte_size(DType::bf16));
   }
 
-  Piece on_host(const TileName& name, const Source& source) const {
+  Piece on_host(const Tiles& tiles, const Source& source) const {
     if (source.tier != Tier::device || context_.input.host_is_device) return source.values;
     const Piece copy = source.on_its_way.next(source.values.bytes);
-    move(OpKind::download, Lane::download, name, source.values, copy);
+    move(OpKind::download, Lane::download, tiles, source.values, copy);
     return copy;
   }
 
-  // Returns the tile's parameter if memory keeps it outside the block: alone, or as a copy.
-  Piece kept_apart(const TileName& name) const {
-    switch (context_.residence(name.unit).parameters) {
-      case Tier::device: return parameters_.kept_tile(name.unit, name.tile);
-      case Tier::host: {
-        const Piece& copy = context_.slots.of(name.unit).copies[name.tile];
-        const std::size_t bytes = context_.layout(name.unit).tiles[name.tile].count * context_.width(name.unit);
-        return copy.exists() ? copy.part(0, bytes) : Piece{};
-      }
-      case Tier::nvme: return {};
-    }
-    return {};
+  // Returns the parameters of tiles if memory keeps them outside the block: alone, or as copies.
+  Piece kept_apart(const Tiles& tiles) const {
+    const Tier tier = context_.residence(tiles.unit).parameters;
+    if (tier == Tier::device) return parameters_.kept_range(tiles.unit, range_of(tiles));
+    if (tier == Tier::nvme || tier_of(tiles) != Tier::nvme) return {};
+    const Piece& copy = context_.slots.of(tiles.unit).host_parameters[tiles.first];
+    return copy.part(0, range_of(tiles).count * context_.width(tiles.unit));
   }
 
-  void move(OpKind kind, Lane lane, const TileName& name, const Piece& from, const Piece& to) const {
-    context_.builder.add({.kind = kind, .lane = lane, .unit = name.unit, .tile = name.tile, .from = from, .to = to});
+  void move(OpKind kind, Lane lane, const Tiles& tiles, const Piece& from, const Piece& to) const {
+    context_.builder.add({.kind = kind,
+                          .lane = lane,
+                          .unit = tiles.unit,
+                          .tile = tiles.first,
+                          .tiles = tiles.count,
+                          .from = from,
+                          .to = to});
   }
 
+  Tier tier_of(const Tiles& tiles) const { return context_.residence(tiles.unit).state[tiles.first]; }
+  Range range_of(const Tiles& tiles) const {  // of this rank's shard
+    const std::vector<Range>& all = context_.layout(tiles.unit).tiles;
+    const std::size_t first = all[tiles.first].first;
+    return {first, all[tiles.first + tiles.count - 1].end() - first};
+  }
   std::size_t tiles(std::size_t unit) const { return context_.layout(unit).tiles.size(); }
   bool needs_matrices(std::size_t unit) const { return context_.input.needs_matrices() && tiles(unit) > 0; }
 
