@@ -346,16 +346,20 @@ class Follower {
   void reduce(const Op& op) {
     const bool mesh = in_.placement.ranks_per_group() > 1 && in_.placement.groups() > 1;
     const Content from = contents_.first(op.from);
-    expect(op.from, {op.ranks == Ranks::replica_group && mesh ? Meaning::partial_sum : Meaning::gradients, op.unit, 0,
-                     from.version});
+    expect(op.from, {op.ranks == Ranks::replica_group && mesh ? Meaning::partial_sum : Meaning::gradients, op.unit,
+                     op.first * expected_.width(op.unit), from.version});
     const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
     const bool is_partial = meaning == Meaning::partial_sum;
     const std::size_t width = is_partial ? sizeof(float) : expected_.width_of_sums(op.unit);
     const Section& trained = expected_.layout(op.unit).trained;
-    const std::size_t elements = is_partial ? in_.kept_range(trained).count : trained.shard;
+    const bool is_lone = in_.placement.ranks() == 1;  // may sum in parts
+    const std::size_t shard = is_lone ? op.from.bytes / expected_.width(op.unit) : trained.shard;
+    const std::size_t elements = is_partial ? in_.kept_range(trained).count : shard;
+    if (!is_lone && op.first > 0) complain("sums a part of a shard");
     if (op.to.bytes != elements * width) complain("sums to {} bytes", op.to.bytes);
-    contents_.write(op.to, {meaning, op.unit, 0, from.version});
+    if (op.from == op.to && in_.placement.ranks() > 1) complain("sums gradients of several ranks in place");
     if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // can be summed once only
+    contents_.write(op.to, {meaning, op.unit, op.first * width, from.version});
   }
 
   void accumulate(const Op& op) {
@@ -363,10 +367,12 @@ class Follower {
     const Content to = contents_.first(op.to);
     const bool is_reduced = op.value_bytes == 0;  // a lone rank has nothing to reduce
     if (!is_reduced && in_.placement.ranks() > 1) complain("adds gradients that are not reduced");
-    expect(op.from, {is_reduced ? Meaning::sum : Meaning::gradients, op.unit, 0, from.version});
-    expect(op.to, {Meaning::sum, op.unit, 0, to.version});
+    const std::size_t width = is_reduced ? expected_.width_of_sums(op.unit) : op.value_bytes;
+    const std::size_t first = op.first * expected_.width_of_sums(op.unit);
+    expect(op.from, {is_reduced ? Meaning::sum : Meaning::gradients, op.unit, op.first * width, from.version});
+    expect(op.to, {Meaning::sum, op.unit, first, to.version});
     if (op.sum != to.version) complain("adds sum {} to {} of them", op.sum, to.version);
-    contents_.write(op.to, {Meaning::sum, op.unit, 0, from.version + to.version});
+    contents_.write(op.to, {Meaning::sum, op.unit, first, from.version + to.version});
     contents_.write(op.from, {});
   }
 
@@ -374,23 +380,25 @@ class Follower {
   void norm(const Op& op) {
     if (step_.agreed) complain("comes after the agreement");
     if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);
-    const bool complete = contents_.is(op.from, expected_.all_gradients(op.unit, 0));
-    step_.normed[op.to.slot].push_back({op.unit, complete ? std::string() : contents_.text(op.from)});
+    const bool complete = contents_.is(op.from, expected_.all_gradients(op.unit, op.first));
+    const Range range{op.first, op.from.bytes / expected_.width_of_sums(op.unit)};
+    step_.normed[op.to.slot].push_back({op.unit, range, complete ? std::string() : contents_.text(op.from)});
   }
 
   void agree(const Op& op) {
     step_.agreed = true;
-    std::map<std::size_t, std::size_t> normed;  // the key is the unit
+    std::vector<std::size_t> normed(updates_.size());  // elements of each unit, up to which all are in the norm
     for (const Piece* sums : {&op.to, &op.state}) {
-      for (const auto& [unit, instead] : step_.normed[sums->slot]) {
-        ++normed[unit];
+      for (const auto& [unit, range, instead] : step_.normed[sums->slot]) {
+        if (range.first != normed[unit]) complain("unit {} is in the norm from element {} on", unit, range.first);
+        normed[unit] = range.end();
         if (!instead.empty())
-          complain("needs a norm of {}, has one of {}", to_text(expected_.all_gradients(unit, 0)), instead);
+          complain("needs a norm of {}, has one of {}", to_text(expected_.all_gradients(unit, range.first)), instead);
       }
     }
     for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
-      const std::size_t needed = expected_.has_gradients(unit) ? 1 : 0;
-      if (normed[unit] != needed) complain("unit {} is in the norm {} times", unit, normed[unit]);
+      const std::size_t needed = expected_.has_gradients(unit) ? expected_.layout(unit).trained.shard : 0;
+      if (normed[unit] != needed) complain("{} elements of unit {} are in the norm", normed[unit], unit);
     }
   }
 
@@ -521,6 +529,7 @@ class Follower {
   using TileName = std::pair<std::size_t, std::size_t>;
   struct Normed {
     std::size_t unit;
+    Range range;          // of the rank's shard
     std::string instead;  // what was summed, if it was not all of the unit's gradients
   };
   struct Step {

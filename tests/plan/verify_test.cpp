@@ -112,6 +112,26 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
 
 namespace {
 
+PlanSetup with_order_of_torch(PlanSetup setup) {
+  setup.model = odd_model();  // what is frozen is left out: it is still there from the step before
+  setup.model.units.erase(setup.model.units.begin() + 2);
+  setup.model.units[1].tensors.erase(setup.model.units[1].tensors.begin() + 1);
+  setup.schedule = {.gathered_bytes = SIZE_MAX};
+  setup.micro_steps = 2;
+  setup.trace = order_in_torch(setup.model);
+  return setup;
+}
+
+// A lone rank sums large units in parts.
+PlanSetup in_parts(std::size_t micro_steps, GradientFormat format) {
+  PlanSetup setup{.model = plain_model(2, 4000),
+                  .placement = placement_of_stage(3, 1),
+                  .micro_steps = micro_steps,
+                  .gradient_format = format};
+  setup.placement.gradients = setup.placement.state = host;
+  return setup;
+}
+
 // Returns characteristic programs, small enough to break every operation.
 std::vector<PlanSetup> samples() {
   PlanSetup nvme_state{.model = odd_model(), .placement = placement_of_stage(3, 2), .micro_steps = 2};
@@ -148,13 +168,6 @@ std::vector<PlanSetup> samples() {
   muon_alone.placement.state = host;
   PlanSetup muon_visiting = muon_alone;
   muon_visiting.rates = {1, 1, 1e-3};
-  PlanSetup in_torch = in_backward;
-  in_torch.model = odd_model();  // what is frozen is left out: it is still there from the step before
-  in_torch.model.units.erase(in_torch.model.units.begin() + 2);
-  in_torch.model.units[1].tensors.erase(in_torch.model.units[1].tensors.begin() + 1);
-  in_torch.schedule = {.gathered_bytes = SIZE_MAX};
-  in_torch.micro_steps = 2;
-  in_torch.trace = order_in_torch(in_torch.model);
   return {nvme_state,
           on_host,
           full,
@@ -168,7 +181,10 @@ std::vector<PlanSetup> samples() {
           on_both,
           visiting,
           with_muon(muon_visiting),
-          in_torch,
+          in_parts(1, GradientFormat::fp32),
+          in_parts(2, GradientFormat::fp32),
+          in_parts(2, GradientFormat::bf16),
+          with_order_of_torch(in_backward),
           exact_uses};
 }
 

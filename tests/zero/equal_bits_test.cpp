@@ -79,6 +79,31 @@ TEST_CASE("tiles of different sizes in several tiers do not change a bit") {
   }
 }
 
+TEST_CASE("many tiles that are summed and updated at once do not change a bit") {
+  for (const std::size_t ranks : {1u, 2u}) {
+    for (const GradientFormat format : {GradientFormat::fp32, GradientFormat::bf16}) {
+      for (const std::size_t micro_steps : {1u, 2u}) {
+        Setup setup{.placement = placement_of_stage(0, ranks),
+                    .model_times = 6,
+                    .micro_steps = micro_steps,
+                    .gradient_format = format,
+                    .max_norm = 0.05};
+        const std::vector<Outcome> expected = train(setup);
+        setup.tile_elements = 128;
+        setup.verify = 1;
+        for (const Placement& placement : placements(ranks)) {
+          CAPTURE(ranks, micro_steps, name(format), placement.shards, placement.parameters.fractions(),
+                  placement.gradients.fractions(), placement.state.fractions());
+          setup.placement = placement;
+          const std::vector<Outcome> outcomes = train(setup);
+          check_same(expected, outcomes);
+          check_as_planned(outcomes);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("before the first step, more records may be read than fit into memory at once") {
   Placement on_drive = placement_of_stage(3, 1);
   on_drive.parameters = on_drive.state = Tier::nvme;

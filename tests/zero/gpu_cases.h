@@ -50,6 +50,10 @@ inline void check_gpu_trains_as_cpu() {
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .verify = 1, .offloads = true});
     check_gpu_trains_as_cpu(sweep, ranks,
                             {.micro_steps = 2, .schedule = {.kept_records = 2}, .uses_by_step = off_plan_steps()});
+    // Units of more tiles than are updated at once.
+    check_gpu_trains_as_cpu(sweep, ranks, {.model_times = 6, .tile_elements = 128, .max_norm = 0.05, .verify = 1});
+    check_gpu_trains_as_cpu(sweep, ranks, {.model_times = 6, .tile_elements = 128, .micro_steps = 2});
+    check_gpu_trains_as_cpu(sweep, ranks, {.model_times = 6, .tile_elements = 128, .poisoned_step = 1});
   }
 }
 

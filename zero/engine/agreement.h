@@ -30,19 +30,27 @@ struct LastingNorm {
   std::size_t download = none;  // operation that took them there, if the program takes their norm on their way
 };
 
+// The norm of a unit whose parts went there one after another is one.
 inline std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list) {
   const auto agree = std::ranges::find(list, OpKind::agree, &Op::kind);
   std::vector<LastingNorm> norms;
-  for (const Op& op : list) {
-    if (op.kind != OpKind::norm) continue;
-    LastingNorm& found = norms.emplace_back(LastingNorm{op});
-    const auto download = std::ranges::find_if(
-        list, [&](const Op& d) { return d.kind == OpKind::download && d.unit == op.unit && d.tile == none; });
-    if (download == list.end() || download->from != op.from) continue;
-    found.download = static_cast<std::size_t>(download - list.begin());
-    found.norm.lane = Lane::host;
-    found.norm.from = download->to;
-    found.norm.to = agree->state;
+  for (auto op = list.begin(); op != list.end(); ++op) {
+    if (op->kind != OpKind::norm) continue;
+    const auto download = std::find_if(op, list.end(), [&](const Op& d) {
+      return d.kind == OpKind::download && d.unit == op->unit && d.tile == none;
+    });
+    if (download == list.end() || download->from != op->from) {
+      norms.push_back({*op});
+      continue;
+    }
+    if (op->first == 0) {
+      Op& norm = norms.emplace_back(LastingNorm{*op}).norm;
+      norm.lane = Lane::host;
+      norm.from = download->to.part(0, 0);
+      norm.to = agree->state;
+    }
+    norms.back().norm.from.bytes += download->to.bytes;
+    norms.back().download = static_cast<std::size_t>(download - list.begin());
   }
   return norms;
 }

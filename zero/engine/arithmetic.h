@@ -41,10 +41,11 @@ class Arithmetic {
     const View into = sums(op, op.to);
     if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, into);
     const UnitLayout& layout = plan_.layout().units[op.unit];
-    const Range shard = layout.trained.shard_range(plan_.input().rank_in_shard_group);
+    const std::size_t shard = layout.trained.shard_range(plan_.input().rank_in_shard_group).first;
+    const Range range{shard + op.first, into.count()};
     const std::uint64_t stream = kernels::rounding_stream(kernels::seed_of_gradients, op.sum, step);
-    context_.backend().accumulate_stochastic(from, into, runs_in(plan_.model().units[op.unit], layout, shard),
-                                             {.stream = stream, .first_index = shard.first});
+    context_.backend().accumulate_stochastic(from, into, runs_in(plan_.model().units[op.unit], layout, range),
+                                             {.stream = stream, .first_index = range.first});
   }
 
   void add_squares(const Op& op) const {
@@ -52,7 +53,9 @@ class Arithmetic {
     auto* const sum = reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to));
     for (const Range& part :
          counted_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], plan_.input().rank_in_shard_group)) {
-      context_.backend().sum_of_squares(gradients.part(part.first, part.count), sum);
+      const Range common = intersection(part, {op.first, gradients.count()});
+      if (common.count > 0)
+        context_.backend().sum_of_squares(gradients.part(common.first - op.first, common.count), sum);
     }
   }
 

@@ -268,6 +268,10 @@ class OpExecutor {
 
   void reduce(const Op& op, std::uint64_t step) const {
     const auto [from, to] = views_of_reduction(parts_.plan, parts_.slots, op);
+    if (op.from == op.to) {  // a lone rank adds its gradients to zero, so that its bits are those of a sum
+      const ConstView gradients = from;
+      return parts_.arithmetic.of(op.lane).context().backend().sum({&gradients, 1}, to);
+    }
     Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
     group.use_memory(parts_.slots.all_of(SlotRole::received), parts_.slots.all_of(SlotRole::host_sums));
     if (op.codes.exist()) return reduce_encoded(op, step, {from, to});

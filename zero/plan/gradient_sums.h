@@ -17,6 +17,7 @@ class GradientSums {
 
   void begin_step() {
     uses_.clear();
+    placed_at_end_ = true;
     sums_done_.assign(context_.units(), 0);
     summed_.assign(context_.units(), {});
   }
@@ -25,12 +26,12 @@ class GradientSums {
   // waits for it.
   // The lane of reductions also clears. So memory of the next use with gradients is cleared before this use's reduction, even if the
   // trainer uses parameters alone in between, as PyTorch does before each use with gradients. Within a chain, nothing beyond it is
-  // cleared: the ring may have no more slots.
+  // cleared: there may be no memory for it.
   void prepare(std::size_t position) {
     const Trace& trace = context_.trace();
     const std::size_t end_of_chain = std::min(context_.uses.end_of_chain(position), trace.size());
     for (std::size_t i = position; i < end_of_chain; ++i) {
-      prepare_use(i);
+      prepare_use(i, false);
     }
     if (end_of_chain > position + 1) return;
     std::size_t next = position + 1;
@@ -39,7 +40,7 @@ class GradientSums {
         ++next;
       }
     }
-    if (next < trace.size()) prepare_use(next);
+    if (next < trace.size()) prepare_use(next, true);
   }
 
   Piece use_gradients(std::size_t position) const {  // where a backward use adds its gradients; nowhere if it has none
@@ -59,34 +60,21 @@ class GradientSums {
   // Sums over the ranks, and adds the result to what the step has summed so far.
   bool sum(std::size_t unit, const Piece& gradients, bool complete = false) {
     StepSlots& slots = context_.slots;
-    const bool on_device = context_.residence(unit).gradients == Tier::device;
-    const std::size_t bytes = slots.shard_bytes(unit);
     const std::size_t kept = slots.of(unit).reduced;
-    const Piece home = kept == none ? Piece{} : Piece{kept, 0, bytes};
+    const Piece home = kept == none ? Piece{} : Piece{kept, 0, slots.shard_bytes(unit)};
     const std::size_t number = home.exists() ? sums_done_[unit]++ : 0;
     if (number > 0 && slots.adds_at_home(unit)) {
-      accumulate(unit, gradients, home, context_.width(unit));
+      accumulate(unit, gradients, home, {.value_bytes = context_.width(unit)});
       summed_[unit] = home;
       return false;
     }
-    const bool straight_home = home.exists() && number == 0;
-    Piece sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
-    reduce(unit, number, gradients, sum);
-    const bool is_first = straight_home || !home.exists();
+    const bool is_first = !home.exists() || number == 0;
     const bool is_normed = complete && is_first && slots.is_normed_on_its_way(unit);
-    if (is_normed) add_norm(unit, sum, Tier::device);
-    if (!on_device) {
-      const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
-      context_.builder.add({.kind = OpKind::download,
-                            .lane = Lane::download,
-                            .phase = Phase::backward,
-                            .unit = unit,
-                            .from = sum,
-                            .to = landed});
-      sum = landed;
-    }
-    if (home.exists() && sum != home) accumulate(unit, sum, home, 0);
-    summed_[unit] = home.exists() ? home : sum;
+    const Sum way{unit, number, gradients, home, is_normed};
+    Piece last;
+    for (const Range& part : slots.parts_of_sum(unit))
+      last = sum_part(way, part);
+    summed_[unit] = home.exists() ? home : last;
     return is_normed;
   }
 
@@ -112,34 +100,102 @@ class GradientSums {
   }
 
  private:
+  // A sum over the ranks: of which gradients, how many of the unit came before in the step, where sums of the step are added up if
+  // anywhere, and whether it is in the norm before it gets there.
+  struct Sum {
+    std::size_t unit = 0;
+    std::size_t number = 0;
+    Piece gradients{};
+    Piece home{};
+    bool is_normed = false;
+  };
+
+  // Returns the memory in which the sum of a part of the shard lies then.
+  Piece sum_part(const Sum& of, const Range& part) {
+    StepSlots& slots = context_.slots;
+    const bool is_whole = part.count == context_.layout(of.unit).trained.shard;
+    const auto part_of = [&](const Piece& piece, std::size_t width) {
+      return is_whole || !piece.exists() ? piece : piece.part(part.first * width, part.count * width);
+    };
+    const std::size_t bytes = part.count * context_.width_of_sums(of.unit);
+    const Piece gradients = part_of(of.gradients, context_.width(of.unit));
+    const Piece home = part_of(of.home, context_.width_of_sums(of.unit));
+    const bool on_device = context_.residence(of.unit).gradients == Tier::device;
+    const bool straight_home = home.exists() && of.number == 0;
+    Piece sum = gradients;
+    if (!slots.sums_in_place(of.unit)) sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
+    reduce(of, part.first, gradients, sum);
+    if (of.is_normed) add_norm(of.unit, sum, Tier::device, part.first);
+    if (!on_device) {
+      const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
+      context_.builder.add({.kind = OpKind::download,
+                            .lane = Lane::download,
+                            .phase = Phase::backward,
+                            .unit = of.unit,
+                            .from = sum,
+                            .to = landed});
+      sum = landed;
+    }
+    if (home.exists() && sum != home) accumulate(of.unit, sum, home, {.first = part.first});
+    return sum;
+  }
+
   bool has_gradients(std::size_t position) const {
     const Visit& visit = context_.trace()[position];
     return visit.phase == Phase::backward && bytes_of(visit.unit) > 0;
   }
 
-  void prepare_use(std::size_t position) {
+  void prepare_use(std::size_t position, bool is_ahead) {
     if (!has_gradients(position) || uses_.contains(position)) return;
     const std::size_t unit = context_.trace()[position].unit;
-    Piece& gradients = uses_[position];
     if (is_boundary()) {
-      gradients = {context_.slots.of(unit).gradients, 0, bytes_of(unit)};
+      const Piece gradients{context_.slots.of(unit).gradients, 0, bytes_of(unit)};
+      uses_[position] = gradients;
       if (!summed_[unit].exists()) clear(unit, gradients);
       summed_[unit] = gradients;
-    } else {
-      gradients = context_.slots.rings.gradients.next(bytes_of(unit));
+    } else if (const Piece gradients = room_for(bytes_of(unit), is_ahead); gradients.exists()) {
+      uses_[position] = gradients;
       clear(unit, gradients);
     }
   }
 
-  // `value_bytes`: of gradients that are not reduced first; 0 for those that are.
-  void accumulate(std::size_t unit, const Piece& from, const Piece& home, std::size_t value_bytes) {
+  // Finds memory apart from that of the uses to come: at one end of all, and next time at the other; units that are held together
+  // also lie next to each other. Ahead of its turn a use may find none, and is cleared later.
+  Piece room_for(std::size_t bytes, bool is_ahead) {
+    const Piece& all = context_.slots.gradients();
+    const std::size_t rounded = round_up(bytes, gathered_alignment);
+    std::vector<std::size_t> begins{0, all.bytes - rounded};
+    if (!placed_at_end_) std::ranges::reverse(begins);
+    for (const auto& [position, other] : uses_) {
+      if (is_ahead) break;
+      begins.push_back(round_up(other.end(), gathered_alignment));
+      begins.push_back(other.begin - std::min(other.begin, rounded));
+    }
+    for (const std::size_t begin : begins) {
+      const Piece piece = all.part(begin, rounded);
+      const bool is_apart = std::ranges::none_of(uses_, [&](const auto& use) { return overlap(use.second, piece); });
+      if (!is_apart || piece.end() > all.bytes) continue;
+      placed_at_end_ = begin > 0;
+      return piece.part(0, bytes);
+    }
+    require(is_ahead, Code::internal, [] { return Problem{.what = "cannot find memory for the gradients of a use"}; });
+    return {};
+  }
+
+  struct Addend {
+    std::size_t first = 0;        // element of the shard
+    std::size_t value_bytes = 0;  // of gradients that are not reduced first; 0 for those that are
+  };
+
+  void accumulate(std::size_t unit, const Piece& from, const Piece& home, const Addend& of) {
     const bool on_device = context_.residence(unit).gradients == Tier::device;
     context_.builder.add({.kind = OpKind::accumulate,
                           .lane = on_device ? Lane::reduce : Lane::host,
                           .phase = Phase::backward,
                           .unit = unit,
+                          .first = of.first,
                           .sum = sums_done_[unit] - 1,
-                          .value_bytes = value_bytes,
+                          .value_bytes = of.value_bytes,
                           .from = from,
                           .to = home});
   }
@@ -149,8 +205,8 @@ class GradientSums {
         {.kind = OpKind::clear, .lane = Lane::reduce, .phase = Phase::backward, .unit = unit, .to = gradients});
   }
 
-  // `number`: how many sums of the unit came before in this step.
-  void reduce(std::size_t unit, std::size_t number, const Piece& gradients, const Piece& to) {
+  void reduce(const Sum& of, std::size_t first, const Piece& gradients, const Piece& to) {
+    const std::size_t unit = of.unit;
     const Placement& placement = context_.input.placement;
     const std::vector<std::size_t> after = context_.input.schedule.update_in_backward
                                                ? std::exchange(context_.last_commit, {})
@@ -161,7 +217,8 @@ class GradientSums {
                             .phase = Phase::backward,
                             .unit = unit,
                             .ranks = ranks,
-                            .sum = number,
+                            .first = first,
+                            .sum = of.number,
                             .value_bytes = from == gradients ? context_.width(unit) : sizeof(float),
                             .from = from,
                             .to = sum,
@@ -175,11 +232,12 @@ class GradientSums {
     add(Ranks::replica_group, partial, to);
   }
 
-  void add_norm(std::size_t unit, const Piece& sum, Tier tier) {
+  void add_norm(std::size_t unit, const Piece& sum, Tier tier, std::size_t first = 0) {
     context_.builder.add({.kind = OpKind::norm,
                           .lane = tier == Tier::device ? Lane::reduce : Lane::host,
                           .phase = Phase::backward,
                           .unit = unit,
+                          .first = first,
                           .from = sum,
                           .to = context_.slots.norm(tier)});
   }
@@ -189,6 +247,7 @@ class GradientSums {
 
   CompileContext& context_;
   std::map<std::size_t, Piece> uses_;   // the key is the position: cleared for a backward use to come
+  bool placed_at_end_ = true;           // the last use of those
   std::vector<std::size_t> sums_done_;  // one for each unit
   std::vector<Piece> summed_;           // one for each unit
 };

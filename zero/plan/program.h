@@ -93,6 +93,7 @@ struct Op {
   std::size_t tile = none;
   std::size_t tiles = 1;  // momentum, update and their copies: so many, one after another, from `tile` on
   Ranks ranks = Ranks::shard_group;
+  std::size_t first = 0;        // reduce, accumulate and norm of a part of the rank's shard: its first element
   std::size_t sum = 0;          // accumulate and reduce: how many sums of the unit came before in its step
   std::size_t value_bytes = 0;  // reduce: bytes of each value in `from`
   double operations = 0;        // orthogonalize: additions and multiplications, on the rank with the most

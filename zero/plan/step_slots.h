@@ -47,6 +47,22 @@ class Ring {
   std::size_t turn_ = 0;
 };
 
+// Memory for the pieces of units in turn, of which two neighbours have room together: they lie at its ends.
+class Ends {
+ public:
+  Ends() = default;
+  explicit Ends(const Piece& all) : all_(all) {}
+
+  Piece next(std::size_t bytes) {
+    at_end_ = !at_end_;
+    return all_.part(at_end_ ? all_.bytes - round_up(bytes, gathered_alignment) : 0, bytes);
+  }
+
+ private:
+  Piece all_{};
+  bool at_end_ = true;
+};
+
 // The list of a program's slots while it grows.
 class SlotList {
  public:
@@ -112,10 +128,9 @@ struct UnitSlots {
 
 // The buffers of a step.
 struct StepRings {
-  Ring gradients{};        // device: of one backward use
-  Ring partial{};          // device: summed over the shard group, not yet over the replicas
-  Ring arriving{};         // device: summed gradients on their way to where they are kept
-  Ring landed{};           // host: the same, to be added there
+  Ends partial{};          // device: summed over the shard group, not yet over the replicas
+  Ends arriving{};         // device: summed gradients on their way to where they are kept
+  Ends landed{};           // host: the same, to be added there
   Ring tile_gradients{};   // host: a tile's gradient, for an update on the host
   Ring tile_parameters{};  // host: the same of its parameter, if its record has none
   Ring tile_directions{};  // host: the same of its direction, for a rule of whole matrices
@@ -167,14 +182,15 @@ class StepSlots {
     for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
       const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
-      visitors_.push_back(visitors_of(input, residence_[unit], unit));
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
       add_unit(unit, uses);
+      visitors_.push_back(visitors_of(input, residence_[unit], unit));
       add_tiles(unit);
     }
     if (input.needs_matrices()) matrices_ = home_matrices(input.model, input.layout);
     add_gathered(uses);
-    add_rings(longest_chain(uses));
+    if (placement.reduction == Reduction::each) add_gradients(uses);
+    add_rings();
     if (input.needs_matrices()) add_matrices();
     add_records();
     add_norms();
@@ -204,13 +220,29 @@ class StepSlots {
 
   std::size_t full_bytes(std::size_t unit) const { return in_.layout.units[unit].elements() * in_.width(unit); }
 
-  // Returns the bytes of a unit's reduced gradients.
   // Whether later uses of a step add to a unit's sum directly: a lone rank reduces nothing.
   bool adds_at_home(std::size_t unit) const {
     const bool is_lone = in_.placement.ranks() == 1 && in_.placement.reduction == Reduction::each;
     return is_lone && units_[unit].reduced != none && residence_[unit].gradients == Tier::device;
   }
 
+  // Whether a unit's sum takes the place of its gradients until it is copied or used: that of a lone rank in the same format.
+  bool sums_in_place(std::size_t unit) const {
+    const bool stays = units_[unit].reduced != none && residence_[unit].gradients == Tier::device;
+    const bool is_lone = in_.placement.ranks() == 1 && in_.placement.reduction == Reduction::each;
+    return is_lone && !stays && in_.dtype_of_sums(unit) == in_.model.units[unit].dtype;
+  }
+
+  // The parts of a rank's shard of a unit in which its sum goes to the host, each in the memory of one before it. Ranks that
+  // exchange gradients sum a shard at once.
+  std::vector<Range> parts_of_sum(std::size_t unit) const {
+    const UnitLayout& layout = in_.layout.units[unit];
+    const bool passes =
+        residence_[unit].gradients == Tier::host && in_.placement.ranks() == 1 && units_[unit].reduced != none;
+    return cut({0, layout.trained.shard}, passes ? tiles_at_once * layout.tile_elements : layout.trained.shard);
+  }
+
+  // Returns the bytes of a unit's reduced gradients.
   std::size_t shard_bytes(std::size_t unit) const {
     return in_.layout.units[unit].trained.shard * in_.width_of_sums(unit);
   }
@@ -233,6 +265,9 @@ class StepSlots {
     if (codes.memory.bytes > 0) codes.memory.slot = reduce_codes_;
     return codes;
   }
+
+  // Memory for the gradients of backward uses: enough for all units that are held together, and for each unit and its neighbour.
+  const Piece& gradients() const { return gradients_; }
 
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
@@ -369,18 +404,6 @@ class StepSlots {
     return bytes;
   }
 
-  // Returns how many units' memory is held at once, at most: in the trace, and for any unit that an off-plan step uses.
-  std::size_t longest_chain(const Uses& uses) const {
-    std::size_t longest = 1;
-    for (std::size_t i = 0; i < uses.trace().size(); ++i) {
-      longest = std::max(longest, uses.end_of_chain(i) - i);
-    }
-    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-      longest = std::max(longest, visits_of(in_.model, unit, Phase::forward).size());
-    }
-    return longest;
-  }
-
   // Returns enough for any unit in the trace with the `prefetch` ones after it, and for units that are held together, whether
   // they are in the trace or not. `unit_bytes`: of each unit's full parameters, aligned; 0 where they stay.
   std::size_t bytes_to_gather(const Uses& uses, const std::vector<std::size_t>& unit_bytes) const {
@@ -409,6 +432,27 @@ class StepSlots {
     gathered_ = slots_.add(SlotRole::gathered, Tier::device, bytes);
   }
 
+  // Returns the most that a unit and the next one with such bytes take together, or one unit.
+  template <class Bytes>
+  std::size_t most_of_neighbours(const Bytes& bytes_of) const {
+    std::size_t most = 0;
+    std::size_t before = 0;
+    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+      const std::size_t bytes =
+          in_.layout.units[unit].trained.shard == 0 ? 0 : round_up(bytes_of(unit), gathered_alignment);
+      if (bytes == 0) continue;
+      most = std::max(most, before + bytes);
+      before = bytes;
+    }
+    return most;
+  }
+
+  template <class Bytes>
+  Ends add_ends(SlotRole role, Tier tier, const Bytes& bytes_of) {
+    const std::size_t bytes = most_of_neighbours(bytes_of);
+    return bytes == 0 ? Ends() : Ends({slots_.add(role, tier, bytes), 0, bytes});
+  }
+
   // Returns the most of all units with gradients.
   template <class Bytes>
   std::size_t most(const Bytes& bytes_of) const {
@@ -431,31 +475,46 @@ class StepSlots {
     return tiles * in_.layout.units[unit].tile_elements;
   }
 
-  void add_rings(std::size_t held_together) {
+  // Units that are held together may be those of the trace, or those of any unit that an off-plan step uses.
+  void add_gradients(const Uses& uses) {
+    std::vector<std::size_t> unit_bytes;
+    for (std::size_t unit = 0; unit < units_.size(); ++unit)
+      unit_bytes.push_back(round_up(in_.layout.units[unit].trained.count() * in_.width(unit), gathered_alignment));
+    std::size_t most = most_of_neighbours([&](std::size_t unit) { return unit_bytes[unit]; });
+    const std::span<const Visit> trace = uses.trace();
+    for (std::size_t i = 0; i < trace.size(); ++i) {
+      const std::size_t end = std::min(uses.end_of_chain(i), trace.size());
+      most = std::max(most, bytes_of(trace.subspan(i, end - i), unit_bytes));
+    }
+    for (std::size_t unit = 0; unit < units_.size(); ++unit)
+      most = std::max(most, bytes_of(visits_of(in_.model, unit, Phase::backward), unit_bytes));
+    if (most > 0) gradients_ = {slots_.add(SlotRole::gradients, Tier::device, most), 0, most};
+  }
+
+  void add_rings() {
     const bool each = in_.placement.reduction == Reduction::each;
     const bool mesh = in_.placement.ranks_per_group() > 1 && in_.placement.groups() > 1;
     const auto passes_by = [&](std::size_t unit) {  // the sum so far, or the home that the sum does not have
       const bool adds = each && (sums_[unit] > 1 || in_.extra_sum_slots) && !adds_at_home(unit);
       return adds || units_[unit].reduced == none;
     };
+    const auto part_bytes = [&](std::size_t unit) {
+      return parts_of_sum(unit).front().count * in_.width_of_sums(unit);
+    };
     const auto on_host = [&](std::size_t unit) { return residence_[unit].gradients == Tier::host; };
-    const bool arrives = most([&](std::size_t unit) { return passes_by(unit) || on_host(unit); }) > 0;
-    const bool lands = most([&](std::size_t unit) { return passes_by(unit) && on_host(unit); }) > 0;
-    const std::size_t shard = most([&](std::size_t unit) { return shard_bytes(unit); });
-    const std::size_t partial = most([&](std::size_t unit) { return partial_bytes(unit); });
-    const std::size_t gradients =
-        most([&](std::size_t unit) { return in_.layout.units[unit].trained.count() * in_.width(unit); });
     const std::size_t tile_gradients =
         most([&](std::size_t unit) { return on_host(unit) ? 0 : elements_to_host(unit) * in_.width_of_sums(unit); });
     const std::size_t tile_parameters = most([&](std::size_t unit) {
       const bool passes = !in_.host_is_device && residence_[unit].parameters == Tier::device && records_of(unit) > 0;
       return passes && !in_.blocks.full_records() ? in_.blocks.of(unit).parameter : 0;
     });
-    rings.gradients = slots_.add_ring(SlotRole::gradients, Tier::device, std::max(pieces_in_flight, held_together),
-                                      each ? gradients : 0);
-    rings.partial = slots_.add_ring(SlotRole::partial, Tier::device, pieces_in_flight, mesh ? partial : 0);
-    rings.arriving = slots_.add_ring(SlotRole::arriving, Tier::device, pieces_in_flight, arrives ? shard : 0);
-    rings.landed = slots_.add_ring(SlotRole::landed, Tier::host, pieces_in_flight, lands ? shard : 0);
+    rings.partial =
+        add_ends(SlotRole::partial, Tier::device, [&](std::size_t unit) { return mesh ? partial_bytes(unit) : 0; });
+    rings.arriving = add_ends(SlotRole::arriving, Tier::device, [&](std::size_t unit) {
+      return (passes_by(unit) || on_host(unit)) && !sums_in_place(unit) ? part_bytes(unit) : 0;
+    });
+    rings.landed = add_ends(SlotRole::landed, Tier::host,
+                            [&](std::size_t unit) { return passes_by(unit) && on_host(unit) ? part_bytes(unit) : 0; });
     rings.tile_gradients = slots_.add_ring(SlotRole::tile_gradients, Tier::host, tiles_on_their_way, tile_gradients);
     rings.tile_parameters = slots_.add_ring(SlotRole::tile_parameters, Tier::host, tiles_on_their_way, tile_parameters);
     rings.visitors =
@@ -620,6 +679,7 @@ class StepSlots {
   SlotList slots_;
   std::vector<UnitSlots> units_;
   std::array<std::vector<std::size_t>, tier_count> sums_in_turn_{};
+  Piece gradients_{};
   std::size_t gathered_ = none;
   std::size_t gather_codes_ = none;
   std::size_t reduce_codes_ = none;
