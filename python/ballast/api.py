@@ -381,7 +381,13 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
     restore(model, files)
 
 
-def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_size: Size | None = None) -> None:
+def export(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    max_shard_size: Size | None = None,
+    merge_adapters: bool = False,
+) -> None:
     """Write parameters and buffers to a safetensors file, or to several with an index, as Hugging Face does.
 
     >>> import tempfile, torch, ballast
@@ -397,11 +403,13 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
 
     Existing files are replaced when the new ones are complete, including those of an earlier export under this name
     with another number of files. Parameters that several modules share are written once, under their first name, as
-    `transformers` expects. `max_shard_size` is the size of the largest file, such as "5GB".
+    `transformers` expects. `max_shard_size` is the size of the largest file, such as "5GB". With `merge_adapters`, a model of
+    PEFT is written as its base model, whose weights have the adapters' changes: no rank holds more than one unit of it.
     """
     from ballast.checkpoint.full_model import export_model
 
-    export_model(model, Path(path), None if max_shard_size is None else parse_size(max_shard_size))
+    most_bytes = None if max_shard_size is None else parse_size(max_shard_size)
+    export_model(model, Path(path), most_bytes, merges=merge_adapters)
 
 
 def sync_weights(
@@ -433,7 +441,8 @@ def sync_weights(
     To a path or a group, names are those of the files on the Hub, and adapters of PEFT are merged.
     """
     if callable(to):
-        from ballast.checkpoint.full_model import tensors_of, visit_units
+        from ballast.checkpoint.full_model import visit_units
+        from ballast.checkpoint.tensors import tensors_of
 
         visit_units(tensors_of(model), to, "handing over weights", on_all=not only_first_rank)
         return

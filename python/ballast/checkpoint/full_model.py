@@ -11,15 +11,15 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint.folder import require_space
-from ballast.checkpoint.hub_names import HubNames
+from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checkpoint.manifest import slices
-from ballast.checkpoint.tensors import buffers_by_name
+from ballast.checkpoint.tensors import tensors_of
 from ballast.checks import refuse
 from ballast.ranks import Agreement, Group, connect
 from ballast.safetensors_format import DTYPES, SUFFIX
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.parameters.managed_parameter import by_owner, managed, owner_of, plain, slice_on_host
-from ballast.torch.parameters.units import named_parameters, unwrapped
+from ballast.torch.parameters.units import unwrapped
 from ballast.torch.parts import full_shape, part_of
 from ballast.torch.process_groups import rank_in_job
 
@@ -90,11 +90,6 @@ def grouped_by_unit(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch
     return list(units.values())
 
 
-def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and the buffers of a state_dict(), by name. A tensor of several modules has its first name."""
-    return {**dict(named_parameters(model)), **buffers_by_name(model)}
-
-
 def begin_owners(tensors: Iterable[torch.Tensor]) -> None:
     """Make the values of deferred parameters. All ranks do this together."""
     for owner, _ in by_owner(_parameters_in(tensors)):
@@ -134,13 +129,14 @@ def visit_units(
         agreement.settle()  # ranks settle after each unit, because a visit of all may take longer than a wait
 
 
-def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None) -> None:
-    """Write a model. All ranks that train it call this together, and the first of them writes."""
+def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None, *, merges: bool = False) -> None:
+    """Write a model, with merged adapters or as it is. All ranks that train it call this together, and the first one writes."""
     if path.suffix != SUFFIX:
         refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
-    tensors = tensors_of(model)
-    begin_owners(tensors.values())
-    names, described = HubNames(unwrapped(model), tensors), HubNames(unwrapped(model), tensors)
+    merged = MergedAdapters(model) if merges else None
+    tensors, inner = (tensors_of(model), unwrapped(model)) if merged is None else (merged.tensors, merged.model)
+    begin_owners(model.parameters())
+    names, described = HubNames(inner, tensors), HubNames(inner, tensors)
     items = [
         item_of(name, like.dtype, like.shape)
         for own, tensor in tensors.items()
@@ -156,11 +152,11 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None) -> 
                 writer = at_the_end.enter_context(safetensors_files(path.parent, path.stem, items, most_bytes))
 
         def write(own: str, tensor: torch.Tensor) -> None:
-            for name, values in names.take(own, tensor):
+            for name, values in names.take(own, tensor if merged is None else merged.value(own, tensor)):
                 for first, count in slices(values.numel(), COPIED):
                     write_values(writer, name, first, slice_on_host(values, first, count))
 
-        visit_units(tensors, write, EXPORTING, on_all=False)
+        visit_units(tensors, write, EXPORTING, on_all=False, also=None if merged is None else merged.adapters)
         with agreement.settled():
             if group.rank == 0:
                 writer.finish()

@@ -162,6 +162,11 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and the buffers of a state_dict(), by name. A tensor of several modules has its first name."""
+    return {**dict(named_parameters(model)), **buffers_by_name(model)}
+
+
 def warn_of_left(names: Sequence[str], access: Training) -> None:
     """Name the tensors that a checkpoint of another program lacks."""
     if names and access.group.rank == 0:

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.full_model import group_of, tensors_of, visit_units
-from ballast.checkpoint.hub_names import HubNames
+from ballast.checkpoint.full_model import group_of, visit_units
+from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement
 from ballast.torch.gpu import GPU
-from ballast.torch.parameters.units import unwrapped
 
 WHAT = "handing over weights"
 SHARED = "/dev/shm"  # files here are in memory
@@ -184,42 +183,6 @@ def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> Non
     finally:
         if channel is not None:
             channel.close()
-
-
-class MergedAdapters:
-    """The parameters and buffers of a model without adapters of PEFT, which are added to them where they are read."""
-
-    def __init__(self, model: torch.nn.Module):
-        model = unwrapped(model)
-        self.model: torch.nn.Module = model.get_base_model() if hasattr(model, "peft_config") else model
-        self.adapters: dict[int, list[torch.Tensor]] = {}  # the parameters of adapters, by id of the weight that they change
-        self._layers: dict[str, Any] = {}
-        layers = {path: each for path, each in self.model.named_modules() if hasattr(each, "get_delta_weight")}
-        self.tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors_of(self.model).items():
-            path = next((path for path in layers if name.startswith(f"{path}.")), None)
-            if path is None:
-                self.tensors[name] = tensor
-            elif name.startswith(f"{path}.base_layer."):
-                own = name.replace(".base_layer.", ".")
-                self.tensors[own] = tensor
-                if own == f"{path}.weight":
-                    self._layers[own] = layers[path]
-                    self.adapters[id(tensor)] = [each for key, each in layers[path].named_parameters() if "lora_" in key]
-        if saved := next((name for name in self.tensors if ".modules_to_save." in name), None):
-            refuse("cannot merge adapters: modules_to_save replaces modules", where=saved, needed="adapters of layers alone")
-        packed = next((own for own in self._layers if not self.tensors[own].is_floating_point()), None)
-        if packed is not None:
-            refuse("cannot merge adapters into packed weights", where=packed, needed="a model whose weights are numbers")
-
-    def value(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the merged values of a tensor. Its adapters are gathered."""
-        layer = self._layers.get(name)
-        if layer is None or layer.merged:
-            return tensor
-        with torch.no_grad():
-            deltas = [layer.get_delta_weight(each) for each in layer.active_adapters if each in layer.scaling]
-            return sum(deltas, start=tensor.float()).to(tensor.dtype)
 
 
 # --- In the process of the engine ---

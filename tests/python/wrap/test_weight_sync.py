@@ -64,6 +64,31 @@ def two_train_and_one_receives(rank: int, folder: str) -> list[Weights]:
     return results
 
 
+def exported_from_a_drive(rank: int, folder: str) -> tuple[Weights, Weights]:
+    """Train adapters of a base on a drive, and write both merged. Return what is in the file, and what PEFT merges."""
+    from safetensors.torch import load_file
+
+    as_launched(rank)
+    model = experts(adapted=True)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    offload = {"parameters": f"nvme:{folder}", "state": f"nvme:{folder}"}
+    optimizer = ballast.wrap(torch.optim.SGD(trained, lr=0.1), model, stage=3, offload=offload)
+    tokens = torch.arange(16).view(2, 8) + rank
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    ballast.export(model, f"{folder}/model.safetensors", merge_adapters=True)
+    optimizer.close()
+    return load_file(f"{folder}/model.safetensors"), dict(model.merge_and_unload().named_parameters())
+
+
+def test_adapters_are_merged_into_a_base_that_no_rank_holds(tmp_path):
+    pytest.importorskip("peft")
+    for found, expected in run_ranks(2, exported_from_a_drive, str(tmp_path), imported=FRAMEWORKS):
+        assert found.keys() == expected.keys()
+        for name, each in found.items():
+            torch.testing.assert_close(each, expected[name].detach(), atol=1e-6, rtol=1e-6)
+
+
 def test_another_process_gets_the_tensors_of_the_hub(tmp_path):
     pytest.importorskip("peft")
     expected, _, received = run_ranks(3, two_train_and_one_receives, str(tmp_path), imported=FRAMEWORKS)
