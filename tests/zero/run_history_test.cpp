@@ -45,7 +45,7 @@ class Start {
  public:
   Start(Drives drives, std::size_t number) : drives_(std::move(drives)), number_(number), moves_(drives_.size()) {
     const auto seen = seen_of(drives_);
-    const auto common = common_point(seen, Goal("model"));
+    const auto common = newest_common(seen, last_of_all);
     point_ = {next_incarnation(seen), common ? common->number : 0};
     for (Rank& rank : drives_) {
       resume(rank, common);
@@ -165,36 +165,45 @@ TEST_CASE("ranks resume one history and lose at most one commit after 2,000 star
 TEST_CASE("ranks resume from the newest common commit, in a new incarnation") {
   const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 6}, 6}, {{1, 5}, 5}}},
                                        {.run_id = 7, .commits = {{{2, 6}, 6}, {{1, 5}, 5}}}};
-  CHECK(common_point(ranks, Goal("mine")) == CommitPoint{1, 5});
+  CHECK(newest_common(ranks, last_of_all) == CommitPoint{1, 5});
   CHECK(next_incarnation(ranks) == 3);
   CHECK(known_run_id(ranks) == 7);
 }
 
+// The records of ranks that have trained together.
+std::vector<SeenRecords> ranks_together(std::size_t ranks, const std::vector<offload::FoundRecords::Found>& commits) {
+  std::vector<SeenRecords> all(ranks,
+                               {.run_id = 7, .is_described = true, .placement = {.shards = ranks}, .commits = commits});
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    all[rank].files.rank = rank;
+  return all;
+}
+
 TEST_CASE("commits of the same number and different steps are not common") {
-  const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 6}, 6}}},
-                                       {.files = {.rank = 1}, .run_id = 7, .commits = {{{1, 6}, 5}}}};
-  CHECK_THROWS_WITH(common_point(ranks, Goal("mine")), Contains("B1009") &&
-                                                           Contains("rank 0 has step 6 (commit 6 of incarnation 1)") &&
-                                                           Contains("rank 1 has step 5 (commit 6 of incarnation 1)"));
+  std::vector<SeenRecords> ranks = ranks_together(2, {{{1, 6}, 6}});
+  ranks[1].commits = {{{1, 6}, 5}};
+  CHECK_FALSE(newest_common(ranks, last_of_all).has_value());
+  CHECK_THROWS_WITH(newest_whole_run(ranks, Goal("mine")),
+                    Contains("B1009") && Contains("rank 0 has step 6 (commit 6 of incarnation 1)") &&
+                        Contains("rank 1 has step 5 (commit 6 of incarnation 1)"));
 }
 
 TEST_CASE("a run in which no rank has made a step begins anew, in the existing files") {
   const std::vector<SeenRecords> ranks{{.run_id = 7, .commits = {{{1, 1}, 0}}}, {}};
-  CHECK_FALSE(common_point(ranks, Goal("mine")).has_value());
+  CHECK_FALSE(newest_common(ranks, last_of_all).has_value());
+  CHECK_FALSE(have_begun(ranks, last_of_all));
   CHECK(known_run_id(ranks) == 7);
   CHECK(next_incarnation(ranks) == 2);
   CHECK(known_run_id(std::vector<SeenRecords>(2)) == 0);
 }
 
 TEST_CASE("damage is not reported as another run, and a long list of ranks is shortened") {
-  std::vector<SeenRecords> ranks(40, {.run_id = 7, .commits = {{{1, 6}, 6}}});
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    ranks[rank].files.rank = rank;
+  std::vector<SeenRecords> ranks = ranks_together(40, {{{1, 6}, 6}});
   ranks[3].commits = {};
-  CHECK_THROWS_WITH(common_point(ranks, Goal("mine")),
+  CHECK_THROWS_WITH(newest_whole_run(ranks, Goal("mine")),
                     Contains("B1009") && Contains("rank 3 has no commit;") && Contains("and 24 more"));
   ranks[3].commits = {{{1, 6}, 6}};
   ranks[3].drop({1, 6});
-  CHECK_THROWS_WITH(common_point(ranks, Goal("mine")),
+  CHECK_THROWS_WITH(newest_whole_run(ranks, Goal("mine")),
                     Contains("B3202") && Contains("rank 3 has no commit, and records that are damaged"));
 }

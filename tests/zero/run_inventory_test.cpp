@@ -34,6 +34,7 @@ SeenRecords seen(std::size_t seen_by, std::size_t rank, std::size_t ranks, std::
 TEST_CASE("what a rank sees is told to others as it is") {
   std::vector<SeenRecords> all{seen(1, 0, 2, 0, {{1, 5, 4}, {1, 4, 3}}), seen(1, 1, 2, 9, {})};
   all[1].lacks_records = true;
+  all[0].has_newest = true;
   all[1].placement.parameter_replicas = 2;
   all[0].is_described = false;
   all[0].commits[0].label = {7, 8, 9};
@@ -50,6 +51,7 @@ TEST_CASE("what a rank sees is told to others as it is") {
     CHECK(read[i].is_described == (i == 1));
     CHECK(read[i].is_of_model == all[i].is_of_model);
     CHECK(read[i].lacks_records == (i == 1));
+    CHECK(read[i].has_newest == (i == 0));
     CHECK(read[i].placement == all[i].placement);
   }
   REQUIRE(read[0].commits.size() == 2);

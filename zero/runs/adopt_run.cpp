@@ -185,29 +185,34 @@ class RunAdoption {
   RunAdoption(const OwnRun& own, Communicator& world)
       : own_(own), world_(world), first_drive_(own.options.directories.front()), search_(own, world, own.goal, &own) {}
 
-  RecordFiles settle() {
+  SettledRun settle() {
     on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
-    RecordFiles opened{.rank = own_.rank()};
-    if (all_in_place(opened)) {
-      kept_ = opened.made_in;
-      return opened;
+    SettledRun settled{.files = {.rank = own_.rank()}};
+    std::optional<WholeRun>& run = settled.run;
+    if (finds_own()) {
+      settled.are_there = !seen_.empty();
+      if (settled.are_there) settled.files.made_in = seen_.front().files.made_in;
+      if (const auto point = newest_common(seen_, last_)) run = find_whole_run(seen_, *point);
+      require_chosen(run);
+    } else {
+      lock_others();
+      find_all();
+      run = newest_run();
+      if (run && is_in_place(*run)) go_before_damage(*run);
+      if (run && !is_in_place(*run)) run = adopt(*run);
+      settled.are_there = run.has_value();
+      if (run) settled.files.made_in = run->made_in;
+      if (!run) remove_all_but(std::nullopt, {});
     }
-    lock_others();
-    find_all();
-    std::optional<WholeRun> run = newest_run();
-    if (run && is_in_place(*run)) go_before_damage(*run);
-    if (run && !is_in_place(*run)) run = adopt(*run);
-    if (!run) {
-      remove_all_but(std::nullopt, {});
-      files_.clear();
-      return opened;
+    kept_ = settled.files.made_in;
+    if (settled.are_there) {
+      settled.run_id = known_run_id(seen_);
+      settled.incarnation = std::max(next_incarnation(seen_), settled.files.made_in + 1);
     }
-    kept_ = run->made_in;
-    return {own_.rank(), run->made_in};
+    settled.goes_back = last_ != own_.last();
+    settled.lost = lost_;
+    return settled;
   }
-
-  const std::optional<LostRun>& lost() const { return lost_; }
-  offload::CommitPoint last() const { return last_; }
 
   void remove_others(std::span<const std::size_t> mirrored) {
     remove_all_but(kept_, mirrored);
@@ -215,41 +220,35 @@ class RunAdoption {
   }
 
  private:
-  // --- The usual case: each rank finds its own records, or no rank finds any.
-
-  bool all_in_place(RecordFiles& opened) {
-    std::vector<std::int64_t> made_in(world_.size());  // plus 2; 0: nothing; 1: elsewhere
-    SeenRecords history{.seen_by = own_.rank(), .files = {.rank = own_.rank()}};
-    on_all_ranks(world_, [&] {
-      std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
-      std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
-        return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
-      });
-      const auto own = here.size() == 1 && here[0].rank == own_.rank() ? openable(here[0]) : std::nullopt;
-      const bool is_own = own.has_value();
-      if (own) history = seen_records(here[0], own_.rank(), *own);
-      // Mirrors of ranks whose records are in place do not count; but a rank of which there is nothing else has lost its own.
-      made_in[own_.rank()] = files_.empty() ? 0 : is_own ? static_cast<std::int64_t>(here[0].made_in) + 2 : 1;
-      opened.made_in = is_own ? here[0].made_in : 0;
+  // The usual case: each rank finds its own records, whose newest commit is whole, or no rank finds any. Mirrors of ranks whose
+  // records are in place do not count; but a rank of which there is nothing else has lost its own.
+  bool finds_own() {
+    std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
+    std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
+      return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
     });
-    world_.all_reduce(made_in);
-    const bool begins_again = last_ == offload::CommitPoint{} && std::ranges::any_of(made_in, std::identity{});
-    if (begins_again) return false;
-    const auto is_in_place = [&](std::int64_t each) { return each != 1 && each == made_in[0]; };
-    if (!std::ranges::all_of(made_in, is_in_place)) return false;
-    // A rank's own records may be too old, where their mirror is not.
-    return !are_apart(seen_by_all(world_, {&history, 1}), last_);
+    seen_ = search_.find_all(here.empty() ? files_ : here);
+    if (seen_.empty()) return true;
+    const bool has_point = newest_common(seen_, last_) || !have_begun(seen_, last_);
+    return has_point && last_ != offload::CommitPoint{} && seen_.size() == world_.size() &&
+           std::ranges::all_of(seen_, [&](const SeenRecords& each) {
+             return each.files == RecordFiles{each.seen_by, seen_.front().files.made_in} && each.has_newest &&
+                    each.digest == own_.shape.content_digest && (!resumes_chosen() || each.has(last_));
+           });
   }
 
-  // Nothing where another copy may be whole, such as a mirror, or the records are those of another stage, format or tiles.
-  std::optional<offload::FoundRecords> openable(const RecordFiles& files) const {
-    auto found = search_.found_in(files);
-    if (!found || found->shape.content_digest != own_.shape.content_digest) return {};
-    if (last_ == offload::CommitPoint{}) return found;  // no commit counts
-    const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last_; });
-    if (newest == found->commits.end() || (resumes_chosen() && newest->point != last_)) return {};
-    const bool is_whole = !own_.are_marked_damaged(files) && search_.has_commit(files, *found, newest->point);
-    return is_whole ? found : std::nullopt;
+  // Throws B3202 unless the run resumes where RecordOptions::resume_at says, or that says nothing.
+  void require_chosen(const std::optional<WholeRun>& run) const {
+    const bool begins = last_ == offload::CommitPoint{};
+    const bool is_chosen = !own_.options.resume_at || (begins ? !run : run && run->point == last_);
+    require(is_chosen, Code::bad_record, [&] {
+      return Problem{
+          .what = fmt::format("cannot resume run \"{}\" at the commit that others resume with it: records of this "
+                              "commit are missing or damaged",
+                              own_.name()),
+          .needed = fmt::format("commit {} of incarnation {}", last_.number, last_.incarnation),
+          .remedy = "Start again, which chooses another commit if there is one. Nothing was changed."};
+    });
   }
 
   bool resumes_chosen() const { return own_.options.resume_at && last_ != offload::CommitPoint{}; }
@@ -277,7 +276,7 @@ class RunAdoption {
     try {
       auto run = newest_whole_run(seen_, own_.goal, checkpoint_, last_);
       if (!run) require_own_model();
-      require_chosen(own_, run ? std::optional(run->point) : std::nullopt);
+      require_chosen(run);
       return run;
     } catch (const Error& error) {
       const bool may_begin_again = own_.options.begins_again && !resumes_chosen();  // else without the other runs
@@ -387,7 +386,7 @@ class RunAdoption {
       throw;
     }
     run.made_in = files.made_in;
-    last_ = store->point();
+    run.point = last_ = store->point();
   }
 
   // Removes what was made after a failure, which is the error that counts.
@@ -474,24 +473,11 @@ class RunAdoption {
 
 }  // namespace
 
-void require_chosen(const OwnRun& own, const std::optional<offload::CommitPoint>& point) {
-  const bool begins = own.last() == offload::CommitPoint{};
-  const bool is_chosen = !own.options.resume_at || (begins ? !point : point == own.last());
-  require(is_chosen, Code::bad_record, [&] {
-    return Problem{
-        .what = fmt::format("cannot resume run \"{}\" at the commit that others resume with it: records of this commit "
-                            "are missing or damaged",
-                            own.name()),
-        .needed = fmt::format("commit {} of incarnation {}", own.last().number, own.last().incarnation),
-        .remedy = "Start again, which chooses another commit if there is one. Nothing was changed."};
-  });
-}
-
 SettledRun settle_run(const OwnRun& own, Communicator& world) {
   const auto adoption = std::make_shared<RunAdoption>(own, world);
-  const RecordFiles files = adoption->settle();
-  return {files, adoption->last(), adoption->lost(),
-          [adoption](std::span<const std::size_t> mirrored) { adoption->remove_others(mirrored); }};
+  SettledRun settled = adoption->settle();
+  settled.remove_others = [adoption](std::span<const std::size_t> mirrored) { adoption->remove_others(mirrored); };
+  return settled;
 }
 
 }  // namespace ballast

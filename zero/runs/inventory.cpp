@@ -43,22 +43,6 @@ std::string text_of(const Commits& commits) {
   return texts.empty() ? "no commit" : fmt::format("{}", fmt::join(texts, " and "));
 }
 
-std::optional<offload::CommitPoint> newest_common(Seen ranks, offload::CommitPoint last) {
-  for (const auto& commit : ranks.front().commits) {
-    if (commit.point <= last &&
-        std::ranges::all_of(ranks, [&](const SeenRecords& rank) { return has(rank.commits, commit); }))
-      return commit.point;
-  }
-  return {};
-}
-
-bool have_begun(Seen ranks, offload::CommitPoint last) {
-  return std::ranges::any_of(ranks, [&](const SeenRecords& rank) {
-    return std::ranges::any_of(rank.commits,
-                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
-  });
-}
-
 Group group_of(const SeenRecords& records) { return {records.files.made_in, records.digest}; }
 
 std::vector<SeenRecords> members_of(Seen seen, const Group& group) {
@@ -191,13 +175,22 @@ std::string texts_of(Seen members) {
 
 }  // namespace
 
-std::optional<offload::CommitPoint> common_point(Seen ranks, const Goal& goal, offload::CommitPoint last) {
-  if (const auto newest = newest_common(ranks, last)) return newest;
-  if (have_begun(ranks, last)) fail_without_common(ranks, goal, "load a checkpoint");
+std::optional<offload::CommitPoint> newest_common(Seen ranks, offload::CommitPoint last) {
+  if (ranks.empty()) return {};
+  for (const auto& commit : ranks.front().commits) {
+    if (commit.point <= last &&
+        std::ranges::all_of(ranks, [&](const SeenRecords& rank) { return has(rank.commits, commit); }))
+      return commit.point;
+  }
   return {};
 }
 
-bool are_apart(Seen ranks, offload::CommitPoint last) { return !newest_common(ranks, last) && have_begun(ranks, last); }
+bool have_begun(Seen ranks, offload::CommitPoint last) {
+  return std::ranges::any_of(ranks, [&](const SeenRecords& rank) {
+    return std::ranges::any_of(rank.commits,
+                               [&](const auto& commit) { return commit.point <= last && commit.step > 0; });
+  });
+}
 
 SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const offload::FoundRecords& found) {
   return {.seen_by = seen_by,
@@ -308,10 +301,10 @@ std::vector<SeenRecords> seen_by_all(Communicator& world, Seen mine) {
   std::string text;  // one line for each, of numbers
   for (const SeenRecords& each : mine) {
     const Placement& placement = each.placement;
-    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
-                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.is_described,
-                        each.is_of_model, placement.shards, placement.replicas, placement.parameter_replicas,
-                        each.commits.size());
+    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
+                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.has_newest,
+                        each.is_described, each.is_of_model, placement.shards, placement.replicas,
+                        placement.parameter_replicas, each.commits.size());
     for (const auto& [point, step, label] : each.commits)
       text += fmt::format(" {} {} {} {}", point.incarnation, point.number, step, fmt::join(label, " "));
     text += '\n';
@@ -323,7 +316,7 @@ std::vector<SeenRecords> seen_by_all(Communicator& world, Seen mine) {
     SeenRecords each{.seen_by = rank};
     std::size_t commits = 0;
     while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
-           each.lacks_records >> each.is_described >> each.is_of_model >> each.placement.shards >>
+           each.lacks_records >> each.has_newest >> each.is_described >> each.is_of_model >> each.placement.shards >>
            each.placement.replicas >> each.placement.parameter_replicas >> commits) {
       each.commits.resize(commits);
       for (auto& [point, step, label] : each.commits)

@@ -26,6 +26,7 @@ struct SeenRecords {
   Placement placement{};
   std::vector<offload::FoundRecords::Found> commits{};  // two at most, the newest first
   bool lacks_records = false;                           // commits or records are missing or damaged
+  bool has_newest = false;  // the newest commit that counts is whole, and no read has failed
 
   bool has(offload::CommitPoint point) const;
   void drop(offload::CommitPoint point);  // called because records of the commit are missing or damaged
@@ -37,15 +38,11 @@ SeenRecords seen_records(const RecordFiles& files, std::size_t seen_by, const of
 // Returns what all ranks see. All ranks call it together, each with what it sees itself.
 std::vector<SeenRecords> seen_by_all(Communicator& world, std::span<const SeenRecords> mine);
 
-// The newest commit that every rank has in its own records, of which there is one entry for each rank: ranks do not commit at the
-// same moment, and may be stopped in between. None if the run has not begun: files may exist without content, but no rank has made
-// a step. B1009 if ranks have made steps, but have no commit in common; B3202 if they had one before records were lost. Commits
-// after `last` do not count.
-std::optional<offload::CommitPoint> common_point(std::span<const SeenRecords> ranks, const Goal& goal,
-                                                 offload::CommitPoint last = last_of_all);
+// The newest commit that all of these records have, of those up to `last`.
+std::optional<offload::CommitPoint> newest_common(std::span<const SeenRecords> ranks, offload::CommitPoint last);
 
-// Whether common_point() would throw: ranks have made steps, and have no commit in common.
-bool are_apart(std::span<const SeenRecords> ranks, offload::CommitPoint last = last_of_all);
+// Whether any of these records has a step: files may exist without content.
+bool have_begun(std::span<const SeenRecords> ranks, offload::CommitPoint last);
 
 // The records of the ranks that trained together, at one commit.
 struct WholeRun {

@@ -37,12 +37,6 @@ std::uint64_t draw_run_id(Communicator& world) {
   return std::bit_cast<std::uint64_t>(id);
 }
 
-bool is_true_on_any(Communicator& world, bool mine) {
-  std::int64_t ranks = mine ? 1 : 0;
-  world.all_reduce({&ranks, 1});
-  return ranks > 0;
-}
-
 void remove_damage_marks(const OwnRun& run, const RecordFiles& files) {
   for (const offload::Drive& drive : run.drives(files))
     offload::remove_damage_mark(run.files_of(files).path_in(drive.directory));
@@ -181,31 +175,19 @@ void Records::open_run(OwnRun run, Communicator& world) {
   const SettledRun settled = settle_run(run, world);
   const RecordFiles& files = settled.files;
   lost_ = settled.lost;
-  SeenRecords mine{.seen_by = run.rank(), .files = files};
-  on_all_ranks(world, [&] {
-    if (const auto found = offload::RecordStore::look(run.drives(files), run.files_of(files)))
-      mine = seen_records(files, run.rank(), *found);
-  });
-  const bool has_files = mine.run_id != 0;
-  const std::vector<SeenRecords> ranks = seen_by_all(world, {&mine, 1});
-  require_one_run(ranks, run.goal);
-  const std::uint64_t known_id = known_run_id(ranks);
-  common_point(ranks, run.goal, settled.last);  // throws before anything is written
-  run.shape.run_id = known_id != 0 ? known_id : draw_run_id(world);
+  run.shape.run_id = settled.run_id != 0 ? settled.run_id : draw_run_id(world);
   const std::size_t stores = options.mirror ? 2 : 1;  // its own records, and those that it mirrors
-  require_joint_space(world, run.shape, options.directories, has_files ? 0 : stores);
+  require_joint_space(world, run.shape, options.directories, settled.are_there ? 0 : stores);
   // There was no other copy of files that are marked as damaged: if they are, a read will fail and mark them again. But where
   // the run goes back to an earlier commit, the damaged one stays until a step overwrites it.
-  const bool goes_back = settled.last != run.last();
   on_all_ranks(world, [&] {
-    if (!has_files && !lost_) warn_of_traces(run);
-    if (!goes_back) remove_damage_marks(run, files);
-    open_or_create(run, files, has_files);
+    if (!settled.are_there && !lost_) warn_of_traces(run);
+    if (!settled.goes_back) remove_damage_marks(run, files);
+    open_or_create(run, settled);
   });
-  const auto point = go_to_common_point(run, mine, settled.last, world);
-  found_ = point.has_value();
-  const std::uint64_t incarnation = next_incarnation(ranks);
-  const offload::CommitPoint next{incarnation, found_ ? point->number : 0};
+  found_ = settled.run.has_value();
+  const auto point = found_ ? std::optional(settled.run->point) : std::nullopt;
+  const offload::CommitPoint next{settled.incarnation, found_ ? point->number : 0};
   if (options.mirror) {
     mirror_.emplace(run, files, world);
     mirror_->catch_up(*store_, point, next, world);
@@ -214,33 +196,28 @@ void Records::open_run(OwnRun run, Communicator& world) {
   store_->count_from(next);
   if (options.log == nullptr || world.rank() > 0) return;
   options.log->info(
-      found_ ? fmt::format("resumes run \"{}\" ({:#x}) after step {}: commit {} of incarnation {}; this is "
-                           "incarnation {}",
-                           run.name(), run.shape.run_id, store_->step(), point->number, point->incarnation, incarnation)
-             : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name(), run.shape.run_id, incarnation));
+      found_
+          ? fmt::format("resumes run \"{}\" ({:#x}) after step {}: commit {} of incarnation {}; this is "
+                        "incarnation {}",
+                        run.name(), run.shape.run_id, store_->step(), point->number, point->incarnation,
+                        next.incarnation)
+          : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name(), run.shape.run_id, next.incarnation));
 }
 
 // Writes the description first: files without one would be refused without a reason.
-void Records::open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files) {
+void Records::open_or_create(const OwnRun& run, const SettledRun& settled) {
+  const RecordFiles& files = settled.files;
   const std::filesystem::path description = run.description_file(files);
-  if (!has_files || read_run_description(description) != run.description) {
+  if (!settled.are_there || read_run_description(description) != run.description) {
     write_run_description(description, run.description);
   }
-  store_.emplace(has_files ? offload::RecordStore::open(run.shape, run.drives(files), run.files_of(files))
-                           : offload::RecordStore::create(run.shape, run.drives(files), run.files_of(files)));
-}
-
-// A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
-std::optional<offload::CommitPoint> Records::go_to_common_point(const OwnRun& run, SeenRecords mine,
-                                                                offload::CommitPoint last, Communicator& world) {
-  while (true) {
-    const auto point = common_point(seen_by_all(world, {&mine, 1}), run.goal, last);
-    if (last == run.last()) require_chosen(run, point);
-    if (!point) return {};
-    const bool is_here = store_->go_to(*point);
-    if (!is_here) mine.drop(*point);
-    if (!is_true_on_any(world, !is_here)) return point;
-  }
+  store_.emplace(settled.are_there ? offload::RecordStore::open(run.shape, run.drives(files), run.files_of(files))
+                                   : offload::RecordStore::create(run.shape, run.drives(files), run.files_of(files)));
+  const bool is_here = !settled.run || store_->go_to(settled.run->point);
+  require(is_here, Code::bad_record, [&] {
+    return Problem{.what = fmt::format("cannot {}: its records have changed meanwhile", run.goal.what),
+                   .where = run.first_directory(files).string()};
+  });
 }
 
 std::vector<offload::IoQueue*> Records::queues() const {

@@ -13,6 +13,7 @@
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
 #include "zero/engine/record_lane.h"
+#include "zero/runs/adopt_run.h"
 #include "zero/runs/files.h"
 #include "zero/runs/inventory.h"
 
@@ -91,9 +92,7 @@ class Records {
   void make_scratch(offload::RecordShape shape, Communicator& world, const offload::StoreOptions& files,
                     std::optional<offload::RecordStore>& into);
   void open_run(OwnRun run, Communicator& world);
-  void open_or_create(const OwnRun& run, const RecordFiles& files, bool has_files);
-  std::optional<offload::CommitPoint> go_to_common_point(const OwnRun& run, SeenRecords mine, offload::CommitPoint last,
-                                                         Communicator& world);
+  void open_or_create(const OwnRun& run, const SettledRun& settled);
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;

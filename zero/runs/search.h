@@ -155,13 +155,18 @@ class RunSearch {
     const auto found = found_in(files);
     if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
     SeenRecords seen = seen_records(files, world_.rank(), *found);
+    const auto last = own_ == nullptr ? last_of_all : own_->last();
+    const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last; });
     bool lacks_step = false;  // nothing is lost before the first one
     std::erase_if(seen.commits, [&](const auto& each) {
       const bool is_lacking = !has_commit(files, *found, each.point);
       lacks_step = lacks_step || (is_lacking && each.step > 0);
       return is_lacking;
     });
-    if (lacks_step || drives_.are_marked_damaged(files)) seen.lacks_records = true;
+    const bool is_marked = drives_.are_marked_damaged(files);
+    if (lacks_step || is_marked) seen.lacks_records = true;
+    seen.has_newest =
+        !is_marked && newest != found->commits.end() && (newest->point.incarnation == 0 || seen.has(newest->point));
     if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
       seen.is_described = seen.is_of_model = true;
       seen.placement = own_->plan.placement();
