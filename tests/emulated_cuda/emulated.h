@@ -34,6 +34,7 @@ void set_machine(const Machine& machine);
 struct Schedule {
   bool lazy = false;
   unsigned seed = 0;
+  std::size_t forgotten_wait = 0;  // the wait of a stream for another one that is left out, by its number from 1
 };
 void set_schedule(const Schedule& schedule);  // before the first call of CUDA
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -91,6 +92,11 @@ std::vector<std::shared_ptr<CUstream_st>> all_of(int gpu) {
 }  // namespace
 
 void set_schedule(const Schedule& wanted) { schedule() = wanted; }
+
+bool is_forgotten_wait() {
+  static std::atomic<std::size_t> waits = 0;
+  return ++waits == schedule().forgotten_wait;
+}
 
 Queue::Queue() : random_(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) / 64) + schedule().seed) {
   thread_ = std::thread([this] { run(); });

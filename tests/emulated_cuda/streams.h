@@ -81,6 +81,7 @@ namespace emulated {
 CUstream_st& stream_of(cudaStream_t handle);  // null: of the current GPU
 void wait_for_all_streams_of(int gpu);
 std::size_t live_streams();
+bool is_forgotten_wait();  // counts the waits of streams
 
 // All threads of the host count as one: what one has waited for, the others know.
 void is_known_to_host(const Clock& ended);
