@@ -48,6 +48,7 @@ std::vector<NamedValue> named_options(const TrainingOptions& options, const std:
   add("gathered_bytes", options.schedule.gathered_bytes);
   add("layer_major", options.schedule.layer_major);
   add("update_in_backward", options.schedule.update_in_backward);
+  add("most_repeats", options.schedule.most_repeats);
   add("overlap_gathers", options.schedule.overlap_gathers);
   add("wire",
       fmt::format("{}, {}, {}", name(options.wire.gather), name(options.wire.reduce), name(options.wire.sums())));

@@ -72,6 +72,9 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
   require_clipping(options.schedule.update_in_backward, options.max_norm);
   std::ranges::for_each(groups, [](const optim::Rule& rule) { optim::check(rule); });
   if (!options.drives.run.empty()) require_run_on_drives(options.drives.run, options.state);
+  Schedule schedule = options.schedule;
+  // The trainer makes its own updates when the step is decided, and joint runs write theirs in turn.
+  if (std::holds_alternative<optim::External>(groups[0]) || options.drives.before_write) schedule.most_repeats = 0;
   return {.placement = placement_of(options, position.ranks),
           .rank = position.rank,
           .ranks_per_host = position.ranks_per_host,
@@ -83,7 +86,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .rule = describe(groups[0]),
           .orthogonalization_steps = orthogonalization_steps(groups),
           .trace = options.trace,
-          .schedule = options.schedule,
+          .schedule = schedule,
           .wire = options.wire,
           .rates = std::holds_alternative<optim::External>(groups[0]) ? UpdateRates{} : options.rates,
           .mirror = options.drives.mirror,

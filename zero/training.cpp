@@ -209,7 +209,12 @@ struct Training::Impl {
     number_step();
   }
 
-  void number_step() { scheduler.run().step = agreement.steps() + 1; }
+  void number_step() {
+    StepRun& run = scheduler.run();
+    run.step = agreement.steps() + 1;
+    run.expected.reset();
+    run.is_early = false;
+  }
 
   void before_write(RunWrite write) const {
     if (options.drives.before_write && drives && drives->keeps_run()) options.drives.before_write(write);
@@ -241,14 +246,18 @@ struct Training::Impl {
       update_by_trainer(plan, slots, scheduler, failure, agreement.take_custom_update());
     run.note = note;
     run.round = round;
-    scheduler.issue_rest();
+    if (!run.is_early) scheduler.issue_rest();
+    if (run.is_early) scheduler.issue_next();  // updates after the agreement need its numbers
     scheduler.wait_for(decision);
+    if (run.is_early) run.is_as_expected ? scheduler.issue_rest() : off_plan.repeat_updates();
+    const bool could_be_early = off_plan.is_repeated() || !off_plan.is_off_plan();
     agreement.end_step(run.numbers.number);
     off_plan.end_step();
     scheduler.begin_step();
     number_step();
     norm_is_known = false;
     refusal.clear();
+    if (plan.input().updates_early() && could_be_early) off_plan.update_early(repeats.add(!run.is_as_expected));
     run.result.metrics = counters.end_step(metrics());
     return run.result;
   }
@@ -269,6 +278,16 @@ struct Training::Impl {
   // A backward pass that makes updates needs their options when it begins.
   void prepare_backward() {
     if (options.schedule.update_in_backward && !agreement.is_prepared()) prepare(completed({}));
+    if (plan.input().updates_early() && !scheduler.run().expected && !off_plan.is_off_plan()) expect_step();
+  }
+
+  // The order of updates may return to early ones, so the expectations of all steps are compared with what comes.
+  void expect_step() {
+    StepRun& run = scheduler.run();
+    if (!agreement.is_prepared()) agreement.expect(has_expectation ? std::nullopt : std::optional(std::span(groups)));
+    run.expected = agreement.expected();
+    run.numbers = agreement.numbers_before_norm();
+    run.is_early = running.input().updates_early();
   }
 
   // Completes the gradients of the backward passes so far.
@@ -386,6 +405,7 @@ struct Training::Impl {
                        .gpu = gpu.get(),
                        .execute = [this](const IssuedOp& issued) { executor.run(issued); },
                        .ahead = ahead.get()}};
+  RepeatShare repeats{options.schedule.most_repeats};
   OffPlan off_plan{{.running = running, .slots = slots, .scheduler = scheduler, .counters = counters}};
   HomeMemory homes{running, slots, arithmetic};
   LocalState state{{.running = running,
@@ -399,8 +419,9 @@ struct Training::Impl {
   bool has_begun = false;
   KnownCheckpoints checkpoints{};
   bool is_offloaded = false;
-  bool norm_is_known = false;  // whether this step's norm is known
-  std::string refusal{};       // the text of the last error by which this rank alone could not step
+  bool has_expectation = false;  // the caller has said what the steps expect, or gives them rules of their own
+  bool norm_is_known = false;    // whether this step's norm is known
+  std::string refusal{};         // the text of the last error by which this rank alone could not step
 };
 
 Training::Training(Model model, Communicator& world, const Groups& groups, const TrainingOptions& options)
@@ -482,7 +503,16 @@ StepResult Training::step(const StepOptions& options) {
   return impl_->step();
 }
 
-void Training::prepare(const StepOptions& options) { impl_->prepare(impl_->completed(options)); }
+void Training::prepare(const StepOptions& options) {
+  impl_->has_expectation = !options.groups.empty();
+  impl_->prepare(impl_->completed(options));
+}
+
+void Training::expect(std::span<const optim::Rule> groups, std::span<const std::uint64_t> missed) {
+  impl_->require_usable();
+  impl_->has_expectation = true;
+  impl_->agreement.expect(groups, missed);
+}
 
 void Training::finish() { impl_->finish(); }
 
@@ -566,6 +596,7 @@ std::vector<std::vector<double>> TrainingState::tensor_norms(double loss_scale,
 
 void TrainingState::visit_gradients(const GradientVisitor& visit, std::optional<std::size_t> micro_steps) {
   impl_->complete_gradients(micro_steps);
+  impl_->scheduler.run().expected.reset();  // updates that were made before are not those with the changed gradients
   impl_->tensor_sums.visit(impl_->scheduler.list(), impl_->scheduler.rest().front(), impl_->slots, visit);
 }
 
@@ -614,6 +645,7 @@ std::size_t TrainingState::gathered_bytes() const { return impl_->slots.all_of(S
 
 void TrainingState::visit(const TileVisitor& look, const TileFilter& which) {
   impl_->finish();
+  impl_->off_plan.undo_updates();
   impl_->state.look(look, which);
 }
 
@@ -649,6 +681,7 @@ View TrainingState::full_parameters(std::size_t unit) { return impl_->homes.full
 
 void TrainingState::parameters_changed() {
   impl_->finish();
+  impl_->off_plan.undo_updates();
   if (impl_->check) impl_->check->forget();
 }
 

@@ -88,6 +88,9 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::PositiveNumber);
   app.add_option("--staging", training.schedule.staging_slots, "Tiles in flight from and to drives");
+  app.add_option("--most-repeats", training.schedule.most_repeats,
+                 "Share of steps that may make updates again: see Schedule::most_repeats")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_flag("--update-in-backward", training.schedule.update_in_backward,
                "Update a unit as soon as its gradients are reduced");
 }

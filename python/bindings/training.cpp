@@ -234,6 +234,8 @@ void bind_result(py::module_& module) {
   py::class_<Metrics>(module, "StepMetrics")
       .def_readonly("seconds", &Metrics::seconds)
       .def_readonly("on_demand", &Metrics::on_demand)
+      .def_readonly("repeated", &Metrics::repeated)
+      .def_readonly("repeat_seconds", &Metrics::repeat_seconds)
       .def_readonly("verified", &Metrics::verified)
       .def_property_readonly("bytes", [](const Metrics& metrics) { return by_name<Lane>(metrics.bytes); })
       .def_property_readonly("busy", [](const Metrics& metrics) { return by_name<Lane>(metrics.busy); })
@@ -364,6 +366,10 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
                [](Training& training, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& missed) {
                  training.prepare({.groups = rules, .missed = missed});
                }),
+           py::kw_only(), py::arg("rules"), py::arg("missed"))
+      .def("expect",
+           working([](Training& training, const std::vector<optim::Rule>& rules,
+                      const std::vector<std::uint64_t>& missed) { training.expect(rules, missed); }),
            py::kw_only(), py::arg("rules"), py::arg("missed"))
       .def("leave_out", working(&Training::leave_out), py::arg("unit"), py::arg("tensor"));
 }

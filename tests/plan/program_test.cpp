@@ -28,7 +28,15 @@ PlanSetup setup_of(int stage, std::size_t ranks, const Spread& state) {
 PlanSetup state_on_drives(bool full_records, bool host_is_device = false) {
   PlanSetup setup = setup_of(3, 2, Tier::nvme);
   setup.full_records = full_records;
+  setup.schedule.most_repeats = 0;
   setup.host_is_device = host_is_device;
+  return setup;
+}
+
+PlanSetup updated_early() {
+  PlanSetup setup = state_on_drives(true);
+  setup.schedule.most_repeats = Schedule{}.most_repeats;
+  setup.schedule.kept_records = 1;
   return setup;
 }
 
@@ -88,6 +96,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"stage0_alone", setup_of(0, 1, Tier::device)},
     {"stage2_device", setup_of(2, 2, Tier::device)},
     {"stage3_nvme", state_on_drives(true)},
+    {"stage3_nvme_early", updated_early()},
     {"stage3_nvme_scratch", state_on_drives(false)},
     {"stage3_nvme_scratch_cpu", state_on_drives(false, true)},
     {"all_on_drives_update_in_backward", all_on_drives()},
@@ -107,15 +116,18 @@ std::map<std::string, std::string> texts() {
   for (const auto& [name, setup] : characteristic)
     texts[name] = to_text(plan_of(setup).program());
   const CompiledPlan plan = plan_of(state_on_drives(true));
-  const auto text = [&](std::vector<Op> ops) {
-    return to_text({.slots = plan.program().slots, .homes = {}, .entry = {}, .ops = std::move(ops)});
+  const auto text = [](const CompiledPlan& of, std::vector<Op> ops) {
+    return to_text({.slots = of.program().slots, .homes = {}, .entry = {}, .ops = std::move(ops)});
   };
+  const CompiledPlan early = plan_of(updated_early());
+  texts["stage3_nvme_early_repeat"] = text(early, compile_repeat(early.input()));
+  texts["stage3_nvme_early_undo"] = text(early, compile_undo(early.input()));
   const Visit next{0, Phase::backward};
   const Trace trace = declared_order(plan.model());
   OffPlanStep step{.visits = {trace.begin(), trace.begin() + 4}, .by_program = 4};
-  texts["stage3_nvme_off_plan_use"] = text(compile_visits(plan.input(), step, {next}));
+  texts["stage3_nvme_off_plan_use"] = text(plan, compile_visits(plan.input(), step, {next}));
   step.visits.push_back(next);
-  texts["stage3_nvme_off_plan_step"] = text(compile_step(plan.input(), step));
+  texts["stage3_nvme_off_plan_step"] = text(plan, compile_step(plan.input(), step));
   return texts;
 }
 

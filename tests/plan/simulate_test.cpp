@@ -136,12 +136,27 @@ TEST_CASE("updates on the drive overlap with the next forward pass") {
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   setup.placement.state = Tier::nvme;
   setup.full_records = true;
+  setup.schedule.most_repeats = 0;
   const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
   const double disk = step.busy[at(Lane::disk)];
   CHECK(disk > 0.9);
   CHECK(step.seconds < disk + 8 * 0.06);  // they do not follow one after the other
   CHECK(step.seconds > disk);
   CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // the drive is most of the critical path
+}
+
+TEST_CASE("updates before the norm take the time of updates without clipping, but for the last unit's") {
+  Machine machine = fast_machine();
+  machine.read = machine.write = 500e6;
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.placement.state = Tier::nvme;
+  setup.full_records = true;
+  const auto seconds = [&] { return simulation_of(setup, machine, {0.005, 0.02}).seconds; };
+  const double early = seconds();
+  setup.schedule.update_in_backward = true;
+  CHECK(early == Approx(seconds()).epsilon(0.01));
+  setup.schedule = {.most_repeats = 0};
+  CHECK(seconds() > 1.2 * early);
 }
 
 TEST_CASE("parameters on the drive are read as soon as they are written, ahead of pending updates") {

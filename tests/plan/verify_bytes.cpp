@@ -96,6 +96,17 @@ class Contents {
     return text;
   }
 
+  // Forgets what updates of a unit have left, wherever it is.
+  void forget(std::size_t unit, std::size_t version) {
+    for (Memory& memory : slots_) {
+      for (auto& [begin, stretch] : memory) {
+        const Content& is = stretch.content;
+        const bool is_left = is.meaning == Meaning::parameters || is.meaning == Meaning::state;
+        if (is_left && is.unit == unit && is.version == version) stretch.content = {};
+      }
+    }
+  }
+
   Content first(const Piece& piece) const {
     const auto all = parts(piece);
     return all.empty() ? Content{} : all.front().second;
@@ -231,6 +242,8 @@ class Follower {
   }
 
   void follow_all(const std::vector<Op>& ops, const std::string& list) {
+    const auto end = std::ranges::find(ops, OpKind::agree, &Op::kind);
+    step_.is_undone = std::find_if(ops.begin(), end, [](const Op& op) { return op.kind == OpKind::abandon; }) != end;
     for (std::size_t i = 0; i < ops.size(); ++i) {
       where_ = fmt::format("{} of {}, operation {}", name(ops[i].kind), list, i);
       follow(ops[i]);
@@ -277,6 +290,7 @@ class Follower {
       case OpKind::distribute: return move_matrices(op, Meaning::orthogonal_matrices, Meaning::orthogonal);
       case OpKind::write: return write(op);
       case OpKind::commit: return commit();
+      case OpKind::abandon: return abandon();
       case OpKind::meet: return;
     }
   }
@@ -402,8 +416,19 @@ class Follower {
     }
   }
 
-  void expect_agreed() {
-    if (!step_.agreed && !in_.schedule.update_in_backward) complain("comes before the agreement");
+  // An update before the agreement may turn out to be wrong. Then the record of the last step, which is whole and still there, brings
+  // the old values back, but not to a trainer that keeps the parameters in sight.
+  void expect_agreed(const Op& op) {
+    if (step_.agreed || in_.schedule.update_in_backward) return;
+    const bool can_be_undone = in_.full_records && in_.schedule.most_repeats > 0 && !in_.placement.full_parameters &&
+                               op.kind == OpKind::update && is_on_drive(op.unit, op.tile);
+    if (!can_be_undone) complain("comes before the agreement");
+  }
+
+  bool is_on_drive(std::size_t unit, std::size_t tile) const {
+    return std::ranges::any_of(program_.homes, [&](const Home& home) {
+      return home.on_drive && !home.frozen && home.unit == unit && home.tile == tile;
+    });
   }
 
   // Directions that belong to an update, from a byte of the rank's shard on.
@@ -436,7 +461,7 @@ class Follower {
 
   void momentum(const Op& op) {
     const auto [first, count] = elements_of(op);
-    expect_agreed();
+    expect_agreed(op);
     if (op.from.bytes != count * expected_.width_of_sums(op.unit) || op.to.bytes != count * byte_size(DType::bf16)) {
       complain("makes {} bytes of directions from {}", op.to.bytes, op.from.bytes);
     }
@@ -447,7 +472,7 @@ class Follower {
 
   // Brings whole matrices to their homes, or back: all of this rank's shard of them.
   void move_matrices(const Op& op, Meaning from, Meaning to) {
-    expect_agreed();
+    expect_agreed(op);
     const Piece& shard = from == Meaning::direction ? op.from : op.to;
     if (shard.bytes != expected_.direction_bytes(op.unit)) complain("moves {} bytes of the shard", shard.bytes);
     expect(op.from, update_content(from, op));
@@ -456,7 +481,7 @@ class Follower {
 
   // The directions are the matrices if there is one rank.
   void orthogonalize(const Op& op) {
-    expect_agreed();
+    expect_agreed(op);
     const bool is_alone = in_.placement.shards == 1;
     expect(op.to, update_content(is_alone ? Meaning::direction : Meaning::matrices, op));
     contents_.write(op.to, update_content(is_alone ? Meaning::orthogonal : Meaning::orthogonal_matrices, op));
@@ -466,11 +491,12 @@ class Follower {
   void update(const Op& op) {
     const auto [first, count] = elements_of(op);
     const std::size_t first_in_unit = expected_.tile_range(op.unit, op.tile).first;
-    const Content from =
+    Content from =
         in_.needs_matrices() ? update_content(Meaning::orthogonal, op, first) : expected_.all_gradients(op.unit, first);
+    if (step_.is_undone && !step_.abandoned) from.version = contents_.first(op.from).version;  // more may follow
     const std::size_t width = in_.needs_matrices() ? byte_size(DType::bf16) : expected_.width_of_sums(op.unit);
     const std::size_t version = updates_[op.unit][op.tile];
-    expect_agreed();
+    expect_agreed(op);
     if (op.from.bytes != count * width || op.to.bytes != count * expected_.width(op.unit)) {
       complain("updates {} bytes with {}", op.to.bytes, op.from.bytes);
     }
@@ -498,6 +524,7 @@ class Follower {
 
   void commit() {
     step_.committed = true;
+    committed_ = on_drive_;
     for (const Home& home : program_.homes) {
       if (home.on_drive && !home.frozen && !step_.written.contains({home.unit, home.tile})) {
         complain("unit {} tile {} has no write", home.unit, home.tile);
@@ -505,11 +532,22 @@ class Follower {
     }
   }
 
+  // The tiles whose records are dropped have the updates of the last commit. What the other ones left has wrong values.
+  void abandon() {
+    for (const auto& [unit, tile] : step_.written) {
+      if (updates_[unit][tile] > committed_[{unit, tile}]) contents_.forget(unit, updates_[unit][tile]);
+      updates_[unit][tile] = committed_[{unit, tile}];
+    }
+    on_drive_ = committed_;
+    step_.written.clear();
+    step_.abandoned = true;
+  }
+
   // Returns how many updates a unit's parameters should have at the beginning of the next step.
   std::size_t version_now(std::size_t unit) const { return uses_.backward_visits(unit) > 0 ? steps_done_ : 0; }
 
   void end_step() {
-    ++steps_done_;
+    if (!step_.abandoned || step_.committed || !step_.agreed) ++steps_done_;  // else it is skipped
     if (step_.uses != uses_.trace().size() * in_.micro_steps) complain("the trainer gets {} uses", step_.uses);
     if (!step_.agreed) complain("has no agreement");
     if (!step_.committed && !step_.written.empty()) complain("does not commit what it wrote");
@@ -536,6 +574,8 @@ class Follower {
     std::size_t uses = 0;
     bool agreed = false;
     bool committed = false;
+    bool is_undone = false;  // what it updates before the agreement is dropped before that
+    bool abandoned = false;
     std::set<TileName> written{};
     std::map<std::size_t, std::vector<Normed>> normed{};  // the key is the slot
   };
@@ -547,6 +587,7 @@ class Follower {
   Contents contents_;
   std::vector<std::vector<std::size_t>> updates_;  // one for each unit and tile
   std::map<TileName, std::size_t> on_drive_;       // versions
+  std::map<TileName, std::size_t> committed_;      // versions of the last commit
   std::size_t steps_done_ = 0;
   Step step_;  // the one that is being followed
   std::string where_;

@@ -107,7 +107,7 @@ class Unrolled {
     }
   }
 
-  // A commit is after all operations of its lane that come before it in the list, and before all later ones.
+  // A commit is after all operations of its lane that come before it in the list, and before all later ones; and so is its opposite.
   void follow_lanes() {
     std::array<std::size_t, lane_count> last;
     last.fill(none);
@@ -128,12 +128,13 @@ class Unrolled {
       }
       std::size_t& previous = last[static_cast<std::size_t>(op(i).lane)];
       if (previous != none) add(previous);
-      if (op(i).kind == OpKind::commit) {
+      const bool is_barrier = op(i).kind == OpKind::commit || op(i).kind == OpKind::abandon;
+      if (is_barrier) {
         for (const std::size_t earlier : since_commit)
           add(earlier);
         since_commit.clear();
       }
-      if (done_in_order(op(i).lane) || op(i).kind == OpKind::commit) {
+      if (done_in_order(op(i).lane) || is_barrier) {
         previous = i;
       } else if (op(i).lane == Lane::disk) {
         since_commit.push_back(i);

@@ -150,6 +150,8 @@ std::vector<PlanSetup> samples() {
   in_backward.schedule.update_in_backward = true;
   PlanSetup full_records = nvme_state;
   full_records.full_records = true;
+  PlanSetup late = full_records;  // updated after the norm, although that is not needed
+  late.schedule.most_repeats = 0;
   PlanSetup on_cpu = nvme_state;
   on_cpu.host_is_device = true;
   PlanSetup exact_uses{.model = plain_model(2), .placement = placement_of_stage(3, 2)};
@@ -173,6 +175,7 @@ std::vector<PlanSetup> samples() {
           full,
           in_backward,
           full_records,
+          late,
           on_cpu,
           copies,
           muon,

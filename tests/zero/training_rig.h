@@ -47,6 +47,7 @@ struct Outcome {
   std::vector<std::string> reasons{};
   std::vector<std::byte> parameters{};  // the parameters at the end
   std::size_t verified = 0;
+  std::size_t repeated = 0;  // steps
   std::uint64_t steps = 0;
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;

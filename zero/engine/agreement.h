@@ -228,6 +228,23 @@ class Agreement {
     is_prepared_ = true;
   }
 
+  // Expects these rules and missed steps of the next step: see Training::expect(). Of what is left out, those of the last step.
+  void expect(std::optional<std::span<const optim::Rule>> rules,
+              std::optional<std::span<const std::uint64_t>> missed = {}) {
+    if (rules) {
+      require_rules(plan_, {.groups = *rules});
+      rules_.assign(rules->begin(), rules->end());
+    }
+    if (missed) {
+      require_missed(plan_.model(), *missed, steps_);
+      missed_.assign(missed->begin(), missed->end());
+    }
+    options_.loss_scale = usual_.loss_scale;
+    options_.micro_steps = usual_.micro_steps;
+  }
+
+  ExpectedStep expected() const { return expected_of(decide({})); }
+
   // Throw if a step's uses are not those of so many micro-steps: of the prepared one, or before it.
   void check_accumulated(const Trace& visited) const {
     if (options_.discard || plan_.input().schedule.update_in_backward) return;
@@ -273,6 +290,8 @@ class Agreement {
     steps_ = steps;
     is_prepared_ = false;
     left_out_.clear();
+    const Scale scale{options_.loss_scale, options_.micro_steps};
+    if (std::exchange(last_, scale) == scale) usual_ = scale;
   }
 
   std::uint64_t steps() const { return steps_; }  // updates made so far
@@ -313,9 +332,14 @@ class Agreement {
     optim::Decision decision = decide(sum_over_model(sum));
     const bool is_finite = !decision.skip;
     decision.skip = decision.skip || options_.discard;
-    run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds, digests_of_options())};
+    run.is_as_expected = !decision.skip && left_out_.empty() && run.expected == expected_of(decision);
+    run.result = {.norm = decision.norm,
+                  .straggler = find_straggler(mesh_, own_seconds, digests_of_options(run.is_as_expected))};
+    run.result.step = run.numbers.number;
     if (!plan_.input().schedule.update_in_backward) {
-      run.numbers = numbers_of(decision);
+      StepNumbers& numbers = run.is_early ? run.decided : run.numbers;
+      numbers = numbers_of(decision);
+      run.result.step = numbers.number;
       run.result.skipped = decision.skip;
       if (!is_finite) {
         run.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(run);
@@ -325,13 +349,19 @@ class Agreement {
     } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
       run.result.reason = "the gradients are not finite, and the parameters are updated with them already";
     }
-    run.result.step = run.numbers.number;
   }
 
   // Returns the numbers of updates in the backward pass.
   StepNumbers numbers_before_norm() const { return numbers_of(decide({})); }
 
  private:
+  // What divides gradients before they are clipped.
+  struct Scale {
+    double loss_scale = 1.0;
+    std::optional<std::size_t> micro_steps{};
+    bool operator==(const Scale&) const = default;
+  };
+
   static std::string counted(std::size_t count, std::string_view what) {
     return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
   }
@@ -349,16 +379,26 @@ class Agreement {
     return std::max<std::size_t>(uses_of_pass_[unit] / plan_.input().in_one_pass, 1);
   }
 
-  OptionDigests digests_of_options() const {
+  std::string text_of_rules() const {
     std::string rules;
     for (const optim::Rule& rule : rules_) {
       for (const auto& [name, value] : optim::named_options(rule))
         rules += ' ' + value;
     }
+    return rules;
+  }
+
+  ExpectedStep expected_of(const optim::Decision& decision) const {
+    return {text_of_rules(), missed_, decision.gradient_factor};
+  }
+
+  // Ranks that repeat the updates of a step exchange other bytes than those that do not.
+  OptionDigests digests_of_options(bool is_as_expected) const {
     const auto digest = [](const auto& value) {
       return static_cast<std::int64_t>(std::hash<std::decay_t<decltype(value)>>()(value));
     };
-    return {{"rule", digest(rules)},
+    return {{"rule", digest(text_of_rules())},
+            {"expectation of the step's options", digest(is_as_expected)},
             {"max_norm", digest(options_.max_norm.value_or(optim::no_clipping))},
             {"loss_scale", digest(options_.loss_scale)},
             {"number of micro-steps", digest(options_.micro_steps.value_or(planned_micro_steps()))},
@@ -513,6 +553,8 @@ class Agreement {
   StepOptions options_{};                                      // its groups are rules_, its missed is missed_
   std::vector<std::pair<std::size_t, std::size_t>> left_out_;  // unit and tensor
   bool is_prepared_ = false;
+  Scale last_{};   // of the last step
+  Scale usual_{};  // of the last two steps that had the same: torch's clipping makes one of its own for some steps
   std::uint64_t steps_ = 0;
 };
 

@@ -61,6 +61,10 @@ std::string to_text(const Metrics& metrics) {
     text += fmt::format("{} {} served on demand: the trainer left the program's order\n", metrics.on_demand,
                         metrics.on_demand == 1 ? "step was" : "steps were");
   }
+  if (metrics.repeated > 0) {
+    text += fmt::format("{} {} updates again, after a clipped or skipped one: {:.1f} ms\n", metrics.repeated,
+                        metrics.repeated == 1 ? "step made its" : "steps made their", metrics.repeat_seconds * 1e3);
+  }
   return text;
 }
 

@@ -7,11 +7,32 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "zero/engine/scheduler.h"
 #include "zero/engine/slots.h"
 
 namespace ballast {
+
+// The share of steps whose early updates are not those of the step, in about the last 16. It decides on the order of updates.
+class RepeatShare {
+ public:
+  explicit RepeatShare(double most) : most_(most) {}
+
+  bool add(bool repeats) {  // returns whether units are updated early in the next step
+    constexpr double window = 16;
+    steps_ = std::min(steps_ + 1, window);
+    share_ += ((repeats ? 1.0 : 0.0) - share_) / steps_;
+    is_early_ = share_ <= (is_early_ ? most_ : most_ / 2);
+    return is_early_;
+  }
+
+ private:
+  double most_;
+  double steps_ = 0;
+  double share_ = 0;
+  bool is_early_ = true;
+};
 
 // Used by the trainer's thread; all ranks go off plan in the same way, which rendezvous() checks.
 class OffPlan {
@@ -73,6 +94,32 @@ class OffPlan {
     parts_.scheduler.run_entry(parts_.running.program().entry, true);
   }
 
+  // Makes the updates of this step, whose agreement is over, again: with the options of the step. Or makes none if it is skipped.
+  void repeat_updates() {
+    StepRun& run = parts_.scheduler.run();
+    parts_.scheduler.finish();
+    run.numbers = std::move(run.decided);
+    replace_updates(run.numbers.skip ? compile_undo : compile_repeat);
+    return_to_program(false);
+  }
+
+  // Brings back what updates of this step have changed already, before the state is read or changed. The rest of the step is
+  // served on demand.
+  void undo_updates() {
+    if (!has_early_updates()) return;
+    go_off_plan({none, Phase::step});
+    follow({}, {none, Phase::step});
+  }
+
+  // Between steps: lets the next ones update units early, or after the norm.
+  void update_early(bool early) {
+    if (early == parts_.running.input().updates_early()) return;
+    parts_.scheduler.finish();
+    parts_.running.update_early(early);
+    restart_step();
+    parts_.scheduler.run_entry(parts_.running.program().entry, true);
+  }
+
   // Long evaluations are off plan too, so uses in forward are left out: they are over when the next list begins, and need
   // not be compiled again.
   void remember(const Trace& chain) {  // uses that have begun
@@ -82,6 +129,8 @@ class OffPlan {
   }
 
   const Trace& visited() const { return visited_; }  // the visits of this step
+  bool is_off_plan() const { return is_off_plan_; }
+  bool is_repeated() const { return is_repeated_; }
 
   bool has_gradients() const {  // whether there are some that no step has used yet
     return std::ranges::any_of(visited_, [](const Visit& visit) { return visit.phase == Phase::backward; });
@@ -95,7 +144,7 @@ class OffPlan {
 
  private:
   void forget_step() {
-    is_off_plan_ = false;
+    is_off_plan_ = is_repeated_ = false;
     so_far_ = {};
     visited_.clear();
   }
@@ -115,7 +164,28 @@ class OffPlan {
                                         : end};
     });
     parts_.scheduler.finish();
-    if (!is_off_plan_) so_far_.by_program = so_far_.visits.size();
+    if (is_off_plan_) return;
+    so_far_.by_program = so_far_.visits.size();
+    if (has_early_updates()) replace_updates(compile_undo);
+    StepRun& run = parts_.scheduler.run();
+    run.is_early = false;
+    run.expected.reset();
+  }
+
+  bool has_early_updates() const {
+    Scheduler& scheduler = parts_.scheduler;
+    const std::span<const Op> issued(scheduler.list().data(), scheduler.position());
+    return scheduler.run().is_early && std::ranges::find(issued, OpKind::update, &Op::kind) != issued.end();
+  }
+
+  // Does a list in which the trainer has no use, from its beginning to its end.
+  void replace_updates(std::vector<Op> (&list_for)(const CompileInput& input)) {
+    const auto begin = std::chrono::steady_clock::now();
+    served_ = list_for(parts_.running.input());
+    parts_.scheduler.follow_in_this_step(served_, {});
+    parts_.scheduler.finish();
+    parts_.counters.count_repeat(std::chrono::steady_clock::now() - begin);
+    is_repeated_ = true;
   }
 
   void follow(std::vector<Op> ops, const Visit& next) {
@@ -147,6 +217,11 @@ class OffPlan {
     const bool is_new = !repeated.empty() && repeated != parts_.running.input().trace;
     const bool changed = is_new && change_program(repeated, parts_.running.input().extra_sum_slots);
     last_off_plan_ = visited_;
+    return_to_program(changed);
+  }
+
+  void return_to_program(bool changed) {
+    Scheduler& scheduler = parts_.scheduler;
     const Program& program = parts_.running.program();
     scheduler.follow_program(program.ops);
     scheduler.wait(Phase::step, Lane::gather, [&] { scheduler.run_entry(program.entry, changed); });
@@ -181,6 +256,7 @@ class OffPlan {
   Trace visited_{};       // the visits of this step
   OffPlanStep so_far_{};  // the same, without off-plan uses in forward
   bool is_off_plan_ = false;
+  bool is_repeated_ = false;  // early updates of this step were made again, or undone
   std::vector<Op> served_{};  // the list that is followed then
   Trace last_off_plan_{};     // the visits of the step before, if that was off plan
 };

@@ -179,7 +179,7 @@ class OpExecutor {
  private:
   static bool uses_record(const Op& op) {
     return op.kind == OpKind::momentum || op.kind == OpKind::update || op.kind == OpKind::upload ||
-           op.kind == OpKind::write;
+           op.kind == OpKind::keep || op.kind == OpKind::write;
   }
 
   // All ranks skip the same step, and so its exchanges too.
@@ -190,8 +190,7 @@ class OpExecutor {
       case OpKind::orthogonalize:
       case OpKind::distribute:
       case OpKind::update:
-      case OpKind::write:
-      case OpKind::keep: return true;
+      case OpKind::write: return true;
       default: return false;
     }
   }
@@ -250,6 +249,7 @@ class OpExecutor {
       case OpKind::read_first: status.read = parts_.records->read(op); return;
       case OpKind::write: status.written = parts_.records->write(op); return;
       case OpKind::commit: return commit(run);
+      case OpKind::abandon: return abandon();
       case OpKind::meet: return rendezvous(op, run.position, parts_.mesh, parts_.plan.model());
       case OpKind::use: return;
     }
@@ -258,6 +258,11 @@ class OpExecutor {
   void commit(const StepRun& run) const {
     const bool is_left_out = run.numbers.skip && !run.round.exists();
     is_left_out ? parts_.records->abandon() : parts_.records->commit({run.numbers.number, run.note, run.round});
+  }
+
+  void abandon() const {
+    parts_.records->abandon();
+    if (parts_.check != nullptr) parts_.check->forget();  // what updates have left is gone
   }
 
   void gather(const Op& op) const {

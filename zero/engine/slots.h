@@ -51,6 +51,12 @@ class RunningProgram {
     return std::make_unique<const Program>(compile(input));
   }
 
+  // Changes the order of updates, in the same slots: those that can be made again come before the norm, or none.
+  void update_early(bool early) {
+    input_.schedule.most_repeats = early ? plan_.input().schedule.most_repeats : 0;
+    change_to(compile_for(input_.trace, input_.extra_sum_slots), Trace(input_.trace), input_.extra_sum_slots);
+  }
+
   void change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots) {
     compiled_ = std::move(program);
     input_.trace = trace;

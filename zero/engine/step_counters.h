@@ -155,6 +155,10 @@ class StepCounters {
   }
 
   void count_off_plan_step() { ++off_plan_steps_; }
+  void count_repeat(std::chrono::duration<double> time) {
+    ++repeats_;
+    repeat_seconds_ += time.count();
+  }
 
   // Counts the time of `wait` as a wait of this step, for the lane. On a GPU the trainer's stream waits, not this
   // thread, and is timed for a timeline only.
@@ -172,6 +176,8 @@ class StepCounters {
   Metrics totals() const {  // since the engine was made; without what others count
     Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
                     .on_demand = off_plan_steps_,
+                    .repeated = repeats_,
+                    .repeat_seconds = repeat_seconds_,
                     .stalls = stalls_,
                     .exposed = exposed_,
                     .timed = trainer_ == nullptr || times_gpu()};
@@ -209,6 +215,8 @@ class StepCounters {
   std::array<LaneCounter, lane_count> lanes_;
   Timeline::Time made_ = std::chrono::steady_clock::now();
   std::size_t off_plan_steps_ = 0;
+  std::size_t repeats_ = 0;
+  double repeat_seconds_ = 0.0;
   std::array<double, phase_count> exposed_{};
   std::array<double, lane_count> stalls_{};
   Metrics at_last_step_{};

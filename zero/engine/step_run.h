@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/orthogonalize.h"
@@ -55,6 +56,16 @@ struct StepNumbers {
   }
 
   void leave_out(std::size_t unit, std::size_t tensor) { group_of[unit][tensor] = none; }
+};
+
+// What the updates before a step's agreement take for granted: that the step is not skipped, its rules and missed steps, and the
+// factor of its gradients if they are not clipped.
+struct ExpectedStep {
+  std::string rules{};  // the options of the rules
+  std::vector<std::uint64_t> missed{};
+  float gradient_factor = 1.0f;
+
+  bool operator==(const ExpectedStep&) const = default;
 };
 
 // The progress of an operation.
@@ -133,6 +144,10 @@ struct StepRun {
   std::vector<OpStatus> ops{};
   std::uint64_t step = 0;  // updates made before it, plus 1; seeds the random bits of sums
   StepNumbers numbers{};
+  std::optional<ExpectedStep> expected{};
+  bool is_early = false;  // units are updated before the agreement, with `numbers`; it leaves its own in `decided`
+  StepNumbers decided{};  // likewise written by the agreement
+  bool is_as_expected = false;    // likewise
   std::vector<std::byte> note{};  // bytes of the trainer that the commit keeps
   JointRound round{};             // likewise
   StepResult result{};

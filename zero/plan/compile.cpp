@@ -26,12 +26,25 @@ std::vector<std::size_t> forward_order(const CompileInput& input, const Uses& us
   return units;
 }
 
-// Returns the order of the next forward, or the order in which gradients become complete.
-std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses) {
-  std::vector<std::size_t> units = forward_order(input, uses);
-  if (input.schedule.update_in_backward) {
-    std::ranges::stable_sort(units, {}, [&](std::size_t unit) { return uses.last_backward(unit); });
+// Says of each unit whether its update follows its last use: of all with update_in_backward, and otherwise of those that can be
+// updated again, because their whole state is in the records of a run, and that have no use after it.
+std::vector<bool> updated_in_backward(const CompileInput& input, const Uses& uses, const StepSlots& slots) {
+  std::vector<bool> in_backward(input.model.units.size(), input.schedule.update_in_backward);
+  for (std::size_t unit = 0; unit < in_backward.size() && input.updates_early(); ++unit) {
+    const std::vector<Tier>& state = slots.residence(unit).state;
+    const bool in_records = std::ranges::count(state, Tier::nvme) == std::ssize(state) && !state.empty();
+    in_backward[unit] = in_records && uses.ends_in_backward(unit);
   }
+  return in_backward;
+}
+
+// Returns the units in the order in which the gradients of those that are updated in backward become complete, and then the others
+// in the order of the next forward.
+std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses,
+                                      const std::vector<bool>& in_backward) {
+  std::vector<std::size_t> units = forward_order(input, uses);
+  std::ranges::stable_sort(units, {},
+                           [&](std::size_t unit) { return in_backward[unit] ? uses.last_backward(unit) : none; });
   return units;
 }
 
@@ -42,7 +55,8 @@ class StepCompiler {
   // are unknown.
   StepCompiler(const CompileInput& input, const Uses& program_uses, const Uses& uses, bool off_plan = false)
       : context_(input, program_uses, uses, off_plan),
-        records_(context_, update_order(input, program_uses)),
+        in_backward_(updated_in_backward(input, program_uses, context_.slots)),
+        records_(context_, update_order(input, program_uses, in_backward_)),
         parameters_(context_, records_),
         gradients_(context_),
         updates_(context_, parameters_, gradients_, records_) {}
@@ -50,7 +64,9 @@ class StepCompiler {
   CompileContext& context() { return context_; }
   GradientSums& gradients() { return gradients_; }
   RecordStream& records() { return records_; }
+  UnitUpdates& updates() { return updates_; }
 
+  bool is_early(std::size_t unit) const { return in_backward_[unit] && !context_.input.schedule.update_in_backward; }
   bool is_updated(std::size_t unit) const { return updated_[unit]; }
   void set_updated(std::size_t unit) { updated_[unit] = true; }
 
@@ -92,7 +108,7 @@ class StepCompiler {
     if (!gradients.exists()) return;
     const bool complete = completes(micro_step, position);
     gradients_.add_use(position, complete);
-    if (complete && context_.input.schedule.update_in_backward) update(visit.unit);
+    if (complete && in_backward_[visit.unit]) update(visit.unit);
   }
 
   void update(std::size_t unit) {
@@ -109,6 +125,12 @@ class StepCompiler {
                                                         .state = context_.slots.norm(Tier::host)},
                                                        std::exchange(context_.last_commit, {}));
     if (!context_.input.schedule.update_in_backward) context_.agreement = {agreement};
+    update_rest();
+    commit({agreement});
+  }
+
+  // Updates the units that have not been updated yet.
+  void update_rest() {
     for (const std::size_t unit : forward_order(context_.input, context_.uses)) {
       if (!updated_[unit]) {
         if (context_.uses.backward_visits(unit) > 0) {
@@ -124,8 +146,11 @@ class StepCompiler {
       end_updates(0);
       hoist();
     }
+  }
+
+  void commit(const std::vector<std::size_t>& after) {
     if (records_.any())
-      context_.last_commit = {context_.builder.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement})};
+      context_.last_commit = {context_.builder.add({.kind = OpKind::commit, .lane = Lane::disk}, after)};
   }
 
   // Whether an update in the backward pass can be left to the end of the step: the gradients stay in memory until then.
@@ -187,6 +212,7 @@ class StepCompiler {
   }
 
   CompileContext context_;
+  std::vector<bool> in_backward_;  // one for each unit: whether its update follows its last use
   RecordStream records_;
   ParameterGathers parameters_;
   GradientSums gradients_;
@@ -258,7 +284,8 @@ class OffPlanCompiler {
 
   // Computes the norm anew, because a unit may have got more gradients since the program added it to the norm.
   std::vector<Op> rest_of_step() {
-    std::vector<std::size_t> units = update_order(in_, uses_);
+    const std::vector<bool> in_backward(in_.model.units.size(), in_.schedule.update_in_backward);
+    std::vector<std::size_t> units = update_order(in_, uses_, in_backward);
     std::erase_if(units, [&](std::size_t unit) { return compiler_.is_updated(unit); });
     compiler_.records().follow(units);
     add_rendezvous(Phase::step, none);
@@ -321,6 +348,43 @@ class OffPlanCompiler {
   StepCompiler compiler_;
 };
 
+// Emits what replaces early updates.
+class RepeatCompiler {
+ public:
+  explicit RepeatCompiler(const CompileInput& input)
+      : uses_(trace_of(input), input.model.units.size()),
+        units_(forward_order(input, uses_)),
+        compiler_(input, uses_, uses_, true) {
+    compiler_.begin_step();
+    compiler_.context().builder.add({.kind = OpKind::abandon, .lane = Lane::disk});
+    compiler_.records().read_kept();  // updates have changed them
+  }
+
+  std::vector<Op> repeat() {
+    compiler_.records().follow(units_);
+    for (const std::size_t unit : units_) {
+      if (uses_.backward_visits(unit) > 0) compiler_.gradients().take_sum(unit);
+    }
+    compiler_.update_rest();
+    compiler_.commit({});
+    return compiler_.context().builder.step(0, 0);
+  }
+
+  std::vector<Op> undo() {
+    std::erase_if(units_, [&](std::size_t unit) {
+      return !compiler_.is_early(unit) || compiler_.context().residence(unit).parameters == Tier::nvme;
+    });
+    compiler_.records().follow(units_);
+    std::ranges::for_each(units_, [&](std::size_t unit) { compiler_.updates().restore(unit); });
+    return compiler_.context().builder.step(0, 0);
+  }
+
+ private:
+  Uses uses_;
+  std::vector<std::size_t> units_;
+  StepCompiler compiler_;
+};
+
 }  // namespace
 
 // A step begins with what the one before left, so this emits two steps: the second has the waits of every later one.
@@ -355,6 +419,9 @@ std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& ste
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step) {
   return OffPlanCompiler(input, step, step.visits).rest_of_step();
 }
+
+std::vector<Op> compile_repeat(const CompileInput& input) { return RepeatCompiler(input).repeat(); }
+std::vector<Op> compile_undo(const CompileInput& input) { return RepeatCompiler(input).undo(); }
 
 void require_groups(const Model& model, std::size_t groups) {
   for (const Unit& unit : model.units) {

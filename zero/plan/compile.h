@@ -23,6 +23,13 @@ Program compile(const CompileInput& input);
 std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain);
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step);
 
+// Return what follows the agreement of a step that has updated units early, and needs other updates than those. Both bring back the
+// records of the last step. The first makes all updates of the step, from the sums of gradients, and commits; the second brings
+// the parameters in memory back too, and makes no updates. They begin when everything before them is over, and the program's
+// entry follows.
+std::vector<Op> compile_repeat(const CompileInput& input);
+std::vector<Op> compile_undo(const CompileInput& input);
+
 // Returns the program without its operations, for callers that need its memory only. Takes much less work.
 Program outline(const CompileInput& input);
 

@@ -29,6 +29,9 @@ class Uses {
   std::size_t backward_visits(std::size_t unit) const { return backward_[unit]; }
   // Whether no other unit is used in backward between its first and its last backward visit.
   bool is_once_in_a_row(std::size_t unit) const { return backward_[unit] > 0 && rows_[unit] == 1; }
+  bool ends_in_backward(std::size_t unit) const {  // whether that is its last visit of all
+    return backward_[unit] > 0 && positions_[unit].back() == last_backward_[unit];
+  }
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
   // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A trainer may visit a
@@ -82,6 +85,11 @@ struct CompileInput : PlanOptions {
   std::optional<std::size_t> gathered_bytes{};
 
   bool updates_by_layers() const { return schedule.update_in_backward && in_one_pass > 1; }
+  // Whether units whose state is in the records of a run are updated before the norm is known. See Schedule::most_repeats.
+  bool updates_early() const {
+    return full_records && schedule.most_repeats > 0 && !schedule.update_in_backward && !placement.full_parameters &&
+           !needs_matrices();
+  }
   bool needs_matrices() const { return orthogonalization_steps.has_value(); }
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
   bool gathers_codes(std::size_t unit) const { return gathers_codes() && model.units[unit].dtype != DType::u8; }

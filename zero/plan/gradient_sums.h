@@ -95,8 +95,11 @@ class GradientSums {
       summed_[unit] = {context_.slots.of(unit).gradients, 0, bytes_of(unit)};
     } else {
       ++sums_done_[unit];
-      summed_[unit] = {context_.slots.of(unit).reduced, 0, context_.slots.shard_bytes(unit)};
+      take_sum(unit);
     }
+  }
+  void take_sum(std::size_t unit) {  // the whole sum of this step, which other operations have made
+    summed_[unit] = {context_.slots.of(unit).reduced, 0, context_.slots.shard_bytes(unit)};
   }
 
  private:
@@ -208,9 +211,9 @@ class GradientSums {
   void reduce(const Sum& of, std::size_t first, const Piece& gradients, const Piece& to) {
     const std::size_t unit = of.unit;
     const Placement& placement = context_.input.placement;
-    const std::vector<std::size_t> after = context_.input.schedule.update_in_backward
-                                               ? std::exchange(context_.last_commit, {})
-                                               : std::vector<std::size_t>{};
+    const bool writes_follow = context_.input.schedule.update_in_backward || context_.input.updates_early();
+    const std::vector<std::size_t> after =
+        writes_follow ? std::exchange(context_.last_commit, {}) : std::vector<std::size_t>{};
     const auto add = [&](Ranks ranks, const Piece& from, const Piece& sum) {
       context_.builder.add({.kind = OpKind::reduce,
                             .lane = Lane::reduce,

@@ -50,10 +50,10 @@ bool is_of_drives(Lane lane) { return lane == Lane::disk || lane == Lane::fetch;
 bool done_in_order(Lane lane) { return !is_of_drives(lane); }
 
 std::string_view name(OpKind kind) {
-  constexpr std::string_view names[] = {"clear",         "read",       "read_first", "upload",   "gather",
-                                        "use",           "reduce",     "accumulate", "download", "keep",
-                                        "norm",          "agree",      "update",     "momentum", "collect",
-                                        "orthogonalize", "distribute", "write",      "commit",   "meet"};
+  constexpr std::string_view names[] = {"clear",  "read",       "read_first", "upload",        "gather",     "use",
+                                        "reduce", "accumulate", "download",   "keep",          "norm",       "agree",
+                                        "update", "momentum",   "collect",    "orthogonalize", "distribute", "write",
+                                        "commit", "abandon",    "meet"};
   return names[static_cast<std::size_t>(kind)];
 }
 

@@ -35,6 +35,7 @@ enum class OpKind : std::uint8_t {
   distribute,     // `to` = this rank's shard of the matrices in the `from` of all ranks
   write,          // the tile's record = from
   commit,         // all records that were written become current
+  abandon,        // all records that were written are dropped: those of the last commit are current again
   meet,           // fails unless all ranks are off plan in the same way
 };
 

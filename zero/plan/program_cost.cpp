@@ -150,6 +150,7 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::use:
     case OpKind::agree:
     case OpKind::commit:
+    case OpKind::abandon:
     case OpKind::meet: return 0;
   }
   return 0;
@@ -202,6 +203,7 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::agree:
     case OpKind::meet: return 2 * machine.collective_latency;
     case OpKind::commit: return machine.commit_latency;
+    case OpKind::abandon: return 0;
     case OpKind::use: {
       const UnitWork& work = input.work[op.unit];
       return op.phase == Phase::forward ? work.forward_seconds : work.backward_seconds;

@@ -31,7 +31,7 @@ class RecordStream {
 
   bool any() const { return any_; }
 
-  void read_kept() {  // called before the first step
+  void read_kept() {  // called before the first step, and before updates are made again
     for (std::size_t i = 0; i < context_.slots.kept().size(); ++i) {
       read(order_[i], context_.slots.kept()[i]);
     }
@@ -69,7 +69,11 @@ class RecordStream {
                                            .tile = name.tile,
                                            .from = staging_[tiles_updated_]},
                                           context_.agreement);
-    if (!kept_.contains(name)) --staged_;
+    leave();
+  }
+
+  void leave() {  // leaves the oldest record that next() gave as it is
+    if (!kept_.contains(order_[tiles_updated_])) --staged_;
     staging_.erase(tiles_updated_++);
   }
 

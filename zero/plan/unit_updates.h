@@ -58,6 +58,15 @@ class UnitUpdates {
     end_upload();
   }
 
+  // Brings the parameters of a unit's records back to the memory that keeps them outside of records.
+  void restore(std::size_t unit) {
+    for (const Tiles& tiles : in_turn(unit)) {
+      const Piece kept = kept_apart(tiles);
+      keep_parameters(tiles, block_of(tiles).parameters.part(0, kept.bytes), kept);
+      records_.leave();
+    }
+  }
+
   // Leaves a unit without gradients as it is, but writes its records, because the next generation needs them too.
   void carry_over(std::size_t unit) {
     for (const Tier tier : context_.residence(unit).state) {
@@ -134,24 +143,26 @@ class UnitUpdates {
   // Parameters are updated in their block. If the block has none, they are updated where memory keeps them, or in a copy on the
   // host that is on its way to another tier.
   void update_tiles(const Tiles& tiles, const Block& home, const Source& from) {
-    const UnitResidence& at = context_.residence(tiles.unit);
     const Visit visit = begin_visit(tiles, home, from);
     const Piece kept = kept_apart(tiles);
     Piece parameters = kept;
     if (visit.block.parameters.exists()) {
       parameters = visit.block.parameters.part(0, range_of(tiles).count * context_.width(tiles.unit));
     } else if (!visit.block.on_device) {
-      parameters = on_host(tiles, {kept, at.parameters, context_.slots.rings.tile_parameters});
+      const Tier tier = context_.residence(tiles.unit).parameters;
+      parameters = on_host(tiles, {kept, tier, context_.slots.rings.tile_parameters});
     }
     add_update(OpKind::update, tiles, visit, parameters);
-    if (kept.exists() && kept != parameters) {
-      if (at.parameters == Tier::device) {
-        upload_later(tiles, parameters, kept);
-      } else {
-        move(OpKind::keep, Lane::host, tiles, parameters, kept);
-      }
-    }
+    if (kept.exists() && kept != parameters) keep_parameters(tiles, parameters, kept);
     end_visit(tiles, home, visit.block);
+  }
+
+  void keep_parameters(const Tiles& tiles, const Piece& parameters, const Piece& kept) {
+    if (context_.residence(tiles.unit).parameters == Tier::device) {
+      upload_later(tiles, parameters, kept);
+    } else {
+      move(OpKind::keep, Lane::host, tiles, parameters, kept);
+    }
   }
 
   void add_update(OpKind kind, const Tiles& tiles, const Visit& visit, const Piece& to) {

@@ -52,6 +52,11 @@ struct Schedule {
   // micro-step, and keeps what lies between units. So parameters are gathered, uploaded and read once a pass, not once a micro-step.
   bool layer_major = false;
   bool update_in_backward = false;  // as soon as a unit's gradients are summed; then nothing can be clipped or skipped
+  // With a run on drives (RecordOptions::run), whose records keep the state of the last step until the commit, units are updated as
+  // soon as their gradients are summed. Where the step then clips, is skipped or has other options than expected, the updates are
+  // made again, from the records of the last step. While a larger share of steps than this would repeat their updates, units are
+  // updated after the norm, as they are without a run, and in all steps if it is 0.
+  double most_repeats = 0.25;
   // Units are updated and gathered in the order of the next forward, even if only backward uses are leased, and
   // Training::wait_for_parameters() can wait for each unit.
   bool overlap_gathers = false;

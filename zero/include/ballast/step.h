@@ -72,6 +72,8 @@ struct StepOptions {
 struct Metrics {
   double seconds = 0;
   std::size_t on_demand = 0;  // off-plan steps, which are slower
+  std::size_t repeated = 0;   // steps so far whose updates were made again, or undone: see Schedule::most_repeats
+  double repeat_seconds = 0;  // so far, that the trainer waited for these
   std::size_t verified = 0;   // tiles so far whose updates were made twice, or stretches of large ones
   std::array<std::size_t, lane_count> bytes{};  // bytes moved or processed, for each lane
   std::array<double, lane_count> busy{};        // seconds, by lane

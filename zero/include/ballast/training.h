@@ -173,6 +173,10 @@ class Training {
   // Schedule::update_in_backward before the unit's backward lease ends. StepOptions::missed counts it from the next step on.
   void leave_out(std::size_t unit, std::size_t tensor);
 
+  // Says which rules and missed steps the next step will have, for the updates that it makes before it begins (Schedule::most_repeats):
+  // before the backward pass. Otherwise they are those of the last step, or groups() where that had none of its own. A step that
+  // has others makes its updates again. All ranks call it alike.
+  void expect(std::span<const optim::Rule> groups, std::span<const std::uint64_t> missed = {});
   // Returns when the step is decided. Its updates may still run while the next forward begins. What the options leave out is
   // that of the training; with Schedule::update_in_backward only the first form is allowed, and the loss scale must be 1.
   StepResult step(double loss_scale = 1.0);

@@ -35,6 +35,8 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
         "skipped_steps": float(skipped_so_far),
         "seconds": step_metrics.seconds,
         "verified_tiles": float(step_metrics.verified),
+        "repeated_steps": float(step_metrics.repeated),
+        "repeat_seconds": step_metrics.repeat_seconds,
     }
     if step_metrics.timed:
         figures["exposed_seconds"] = sum(step_metrics.exposed.values())

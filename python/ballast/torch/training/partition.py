@@ -206,6 +206,7 @@ class Partition(ShardedState):
             self.ranks, self.members, self._tensor_norms, self._clamp_gradients, self.memory.undo_casts
         )
         self._updates_in_backward = options.update_in_backward
+        self._may_update_early = self.keeps_run and not options.update_in_backward and inputs.custom_step is None
         # Exchanges of several optimizers in backward passes could wait for each other on two ranks.
         self._agrees_on_units = options.update_in_backward and (self.ranks.size == 1 or inputs.is_alone)
         self.has_finite_factor = True  # the last step's factors of gradients were finite; else it was skipped
@@ -227,6 +228,7 @@ class Partition(ShardedState):
         self.gradients.begin_step()
         self.unused.clear()
         self._passes: int | None = None  # the passes of all ranks, after they have agreed
+        self._has_expected = False  # the core knows the options with which the step probably updates
         self._prepared: dict[str, str] | None = None  # the options with which the backward pass updates, once it has begun
 
     def require_not_updated(self, what: str) -> None:
@@ -371,6 +373,9 @@ class Partition(ShardedState):
                 self._joint_run.require_turn()
             self.core.prepare(rules=self._inputs.rules(), missed=self._missed())
             self._prepared = self._inputs.described()
+        elif count and self._may_update_early and not self._has_expected:
+            self.core.expect(rules=self._inputs.rules(), missed=self._missed())
+            self._has_expected = True
         try:  # an interrupt may arrive when the core has acquired the unit
             memory = self._acquire_gradients(unit)
             self._leave_out(unused)
