@@ -511,7 +511,7 @@ void Training::prepare(const StepOptions& options) {
 void Training::expect(std::span<const optim::Rule> groups, std::span<const std::uint64_t> missed) {
   impl_->require_usable();
   impl_->has_expectation = true;
-  impl_->agreement.expect(groups, missed);
+  if (!impl_->agreement.is_prepared()) impl_->agreement.expect(groups, missed);
 }
 
 void Training::finish() { impl_->finish(); }

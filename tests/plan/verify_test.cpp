@@ -132,6 +132,11 @@ PlanSetup in_parts(std::size_t micro_steps, GradientFormat format) {
   return setup;
 }
 
+PlanSetup updated_late(PlanSetup setup) {
+  setup.schedule.most_repeats = 0;
+  return setup;
+}
+
 // Returns characteristic programs, small enough to break every operation.
 std::vector<PlanSetup> samples() {
   PlanSetup nvme_state{.model = odd_model(), .placement = placement_of_stage(3, 2), .micro_steps = 2};
@@ -150,8 +155,6 @@ std::vector<PlanSetup> samples() {
   in_backward.schedule.update_in_backward = true;
   PlanSetup full_records = nvme_state;
   full_records.full_records = true;
-  PlanSetup late = full_records;  // updated after the norm, although that is not needed
-  late.schedule.most_repeats = 0;
   PlanSetup on_cpu = nvme_state;
   on_cpu.host_is_device = true;
   PlanSetup exact_uses{.model = plain_model(2), .placement = placement_of_stage(3, 2)};
@@ -175,7 +178,7 @@ std::vector<PlanSetup> samples() {
           full,
           in_backward,
           full_records,
-          late,
+          updated_late(full_records),
           on_cpu,
           copies,
           muon,

@@ -5,6 +5,7 @@
 
 #include "tests/sanitizer.h"
 #include "tests/temporary_directory.h"
+#include "tests/zero/mirrored_run.h"
 #include "tests/zero/progress_pipe.h"
 #include "tests/zero/trainee.h"
 #include "zero/engine/off_plan.h"
@@ -222,6 +223,18 @@ TEST_CASE("updates return before the norm when the share of repeated steps has h
   RepeatShare always_early(1.0);
   for (int step = 0; step < 20; ++step)
     CHECK(always_early.add(true));
+}
+
+TEST_CASE("a mirror has the updates that were made again") {
+  const TemporaryDirectory directories[2];
+  KeptRun run = mirrored_run({"a", "b"});
+  run.options.max_norm = 1e-3;
+  run.options.schedule.most_repeats = 0;
+  const AllValues expected = begun_values(run, directories[0]);
+  run.options.schedule.most_repeats = always;
+  CHECK((begun_values(run, directories[1]) == expected));
+  lose(run, "a");
+  check_hosts_resume(run, expected);
 }
 
 TEST_CASE("a training that is killed while it makes updates again resumes with the bits of one that was not killed") {
