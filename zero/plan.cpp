@@ -72,6 +72,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
   require_clipping(options.schedule.update_in_backward, options.max_norm);
   std::ranges::for_each(groups, [](const optim::Rule& rule) { optim::check(rule); });
   if (!options.drives.run.empty()) require_run_on_drives(options.drives.run, options.state);
+  const optim::StateNames names = names_of(groups);
   Schedule schedule = options.schedule;
   // The trainer makes its own updates when the step is decided, and joint runs write theirs in turn.
   if (std::holds_alternative<optim::External>(groups[0]) || options.drives.before_write) schedule.most_repeats = 0;
@@ -82,7 +83,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .micro_steps = options.micro_steps,
           .format = options.format,
           .gradient_format = options.gradient_format,
-          .names = names_of(groups),
+          .names = names,
           .rule = describe(groups[0]),
           .orthogonalization_steps = orthogonalization_steps(groups),
           .trace = options.trace,
