@@ -510,11 +510,14 @@ class StepSlots {
     });
     rings.partial =
         add_ends(SlotRole::partial, Tier::device, [&](std::size_t unit) { return mesh ? partial_bytes(unit) : 0; });
+    // Whether there are any depends on the order of uses, but not how large they are.
+    const bool arrives = most([&](std::size_t unit) { return passes_by(unit) || on_host(unit); }) > 0;
+    const bool lands = most([&](std::size_t unit) { return passes_by(unit) && on_host(unit); }) > 0;
     rings.arriving = add_ends(SlotRole::arriving, Tier::device, [&](std::size_t unit) {
-      return (passes_by(unit) || on_host(unit)) && !sums_in_place(unit) ? part_bytes(unit) : 0;
+      return arrives && !sums_in_place(unit) && !adds_at_home(unit) ? part_bytes(unit) : 0;
     });
     rings.landed = add_ends(SlotRole::landed, Tier::host,
-                            [&](std::size_t unit) { return passes_by(unit) && on_host(unit) ? part_bytes(unit) : 0; });
+                            [&](std::size_t unit) { return lands && on_host(unit) ? part_bytes(unit) : 0; });
     rings.tile_gradients = slots_.add_ring(SlotRole::tile_gradients, Tier::host, tiles_on_their_way, tile_gradients);
     rings.tile_parameters = slots_.add_ring(SlotRole::tile_parameters, Tier::host, tiles_on_their_way, tile_parameters);
     rings.visitors =
