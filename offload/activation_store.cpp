@@ -174,7 +174,7 @@ Completion ActivationStore::keep_in_memory(Ticket ticket, std::span<const std::b
     const Piece& piece = pieces_.at(order);
     copies.add(piece.buffer->memory.data(), bytes.data() + (order - ticket) * options_.piece_bytes, piece.bytes);
   }
-  const Completion copied = copies.end();
+  Completion copied = copies.end();
   for (Order order = ticket; order < next_; ++order) {
     Piece& piece = pieces_.at(order);
     piece.entered = copied;
