@@ -52,7 +52,7 @@ TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
            "--stage 0",
            "--stage 3 --ranks 2 --threads 1 --gradients host --state host",
            "--stage 3 --state nvme --micro-steps 2 --prefetch 3 --layers 3",
-           "--stage 3 --parameters nvme --gradients host --state nvme",
+           "--stage 3 --parameters nvme --gradients host --state nvme --layers 3",
            all_on_drive,
        }) {
     CAPTURE(where);
