@@ -23,11 +23,12 @@ def elements_in(
 ) -> Iterator[tuple[UnitParameter, slice, torch.Tensor, torch.Tensor]]:
     """Yield each member that the step updates with elements in a tile, their range in the tile, and there its masters and its
     gradients, multiplied by the factor."""
-    gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
+    gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype])
     masters = tensor_of(tile.masters, torch.float32)
     for member, begin, count in shards.in_tile(tile):
         where = slice(begin, begin + count)
-        yield member, where, masters[where], gradients[where].to(masters.device)
+        own = gradients[where].to(masters.device, torch.float32)  # on a GPU the library may be copying them to the host
+        yield member, where, masters[where], own.mul_(factor)
 
 
 class Updates:
