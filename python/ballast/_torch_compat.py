@@ -7,6 +7,7 @@ changed torch fails that test before it fails a training.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -263,6 +264,16 @@ def host_of_store(store: Any) -> str:
     while isinstance(store, torch.distributed.PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, torch.distributed.TCPStore) else ""
+
+
+def is_dtensor(tensor: object) -> bool:
+    known: Any = sys.modules.get("torch.distributed.tensor")  # no program has a DTensor without this module, which loads slowly
+    return known is not None and isinstance(tensor, known.DTensor)
+
+
+def scripted_in(model: torch.nn.Module) -> str | None:
+    """Return the name of a module that torch.jit has scripted or traced, which has no hooks; None if there is none."""
+    return next((name or "model" for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)), None)
 
 
 def box_of_local_tensor(shape: torch.Size, mesh: Any, placements: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

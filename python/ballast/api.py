@@ -87,6 +87,7 @@ def _wrap(
     optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module | None, options: WrapOptions
 ) -> list[WrappedOptimizer]:
     """Wrap all of them, or leave all as they were."""
+    from ballast._torch_compat import is_dtensor
     from ballast.checkpoint.runs import begin_runs
     from ballast.torch.optimizer import class_for
     from ballast.torch.parts import use_local_tensors
@@ -99,7 +100,9 @@ def _wrap(
         _require_plain(optimizer)
     _require_model(model)
     require_initialized(model, optimizers)
-    undoing = use_local_tensors(model, optimizers)
+    parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    parameters += [] if model is None else model.parameters()
+    undoing = use_local_tensors(model, optimizers) if any(map(is_dtensor, parameters)) else ExitStack()
     trainings: list[Training] = []
     given = [dict(optimizer.state) for optimizer in optimizers]
     call = object()
@@ -131,6 +134,7 @@ def _training_of(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, call: object
 ) -> Training:
     from ballast.checkpoint.runs import newest_checkpoint
+    from ballast.torch.parts import ATTRIBUTE
     from ballast.torch.process_groups import with_copies_of
     from ballast.torch.training.model_and_optimizer import ModelAndOptimizer
     from ballast.torch.training.training import Training
@@ -140,7 +144,8 @@ def _training_of(
     if updates.has_custom_step:
         options = for_stored_step(options) if options.needs_stored_state else for_custom_step(options)
     rules_of(enumerate(optimizer.param_groups), updates.rule)
-    ranks, outer = _connect(options, [] if model is None else [*model.parameters()])
+    parts = [] if model is None else [each for each in model.parameters() if hasattr(each, ATTRIBUTE)]
+    ranks, outer = _connect(options, parts)
     with ExitStack() as undoing:
         undoing.callback(ranks.leave)
         if outer is not None:
@@ -162,13 +167,12 @@ def _training_of(
 def _connect(options: WrapOptions, parameters: Sequence[torch.nn.Parameter]) -> tuple[ProcessGroups, OuterOptimizer | None]:
     from ballast.outer.hosts import connect_hosts
     from ballast.outer.optimizer import OuterOptimizer
-    from ballast.torch.parts import part_of
     from ballast.torch.process_groups import connect_groups, ranks_of
 
     if options.outer is None:
         return connect_groups(options, parameters), None
     data, parts = ranks_of(options.mesh)
-    if parts is not None or any(map(part_of, parameters)):
+    if parts is not None or parameters:
         refuse(
             "mesh= with parts of a model and outer= exclude each other: hosts would exchange parts of a model",
             needed="one of them",

@@ -8,7 +8,7 @@ from ballast import DiLoCo, OutOfMemoryError
 from ballast.tools.command_line import main
 
 MACHINE = {"gpus_per_machine": 2, "gpu": "h100", "host_memory": "64GiB", "stage": 2, "tokens": 1024}
-SLOTS = 16 << 20  # memory for two pieces of gradients, and two that arrive
+SLOTS = 8 << 20  # memory for a piece of gradients, and one that arrives
 
 
 def planned(ranks=4, **options):

@@ -94,6 +94,8 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
     >>> from_module(model).unit_names
     ['embedding', 'blocks.0', 'blocks.1']
     """
+    from ballast._torch_compat import scripted_in
+
     homes: dict[int, tuple[int, int]] = {}  # the unit and the tensor of each parameter, by id
     units: list[_core.Unit] = []
     parts = list(parts_of(module))
@@ -124,13 +126,6 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
         scripted=scripted_in(module),
         notes=[NO_ATTENTION, *([ALL_EXPERTS] if held and not experts else [])],
     )
-
-
-def scripted_in(model: torch.nn.Module) -> str | None:
-    """Return the name of a module that torch.jit has scripted or traced, which has no hooks; None if there is none."""
-    import torch
-
-    return next((name or "model" for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)), None)
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ballast._torch_compat import box_of_local_tensor, gradient_hooks_of
+from ballast._torch_compat import box_of_local_tensor, gradient_hooks_of, is_dtensor
 from ballast.checks import refuse
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 ATTRIBUTE = "ballast_part"  # a local tensor has its Part here
-
-
-def is_dtensor(tensor: object) -> bool:
-    known: Any = sys.modules.get("torch.distributed.tensor")  # no program has a DTensor without this module, which loads slowly
-    return known is not None and isinstance(tensor, known.DTensor)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.unit_gather import Place, UnitGather
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import LOST_WRITE, Slots, Snapshot, agree_on_writes, refuse_lost_writes
-from ballast.torch.parts import packing_local_tensors, part_of
+from ballast.torch.parts import ATTRIBUTE, packing_local_tensors
 
 log = logging.getLogger("ballast")
 
@@ -345,7 +345,7 @@ class SavedTensors:
         self._gather = gather
         self._loose_units = loose_units  # units whose parameters are used outside of calls if a method is checkpointed
         self._is_checkpointed = False  # calls inside of others have shown it
-        self._has_parts = any(part_of(member.parameter) is not None for member in gather.members.values())
+        self._has_parts = any(hasattr(member.parameter, ATTRIBUTE) for member in gather.members.values())
         self._outermost = self._hooks(None)
         self._calls = _Calls()
         self._thread: int | None = None  # the thread whose call has not ended, apart from recomputations of backward passes
