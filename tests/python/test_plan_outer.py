@@ -25,7 +25,7 @@ def test_a_plan_has_the_memory_of_the_copy_and_the_momentum_by_tier(momentum, wi
     plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drive_space="1TiB")
     assert values < plan.memory["nvme"]["outer optimizer"] < 1.01 * values  # each record begins at a page
     assert "outer optimizer" not in plan.memory["device"]
-    assert 2 * SLOTS < plan.memory["host"]["outer optimizer"] < 4 * SLOTS
+    assert 4 * SLOTS < plan.memory["host"]["outer optimizer"] < 8 * SLOTS
 
 
 def test_fragments_and_lost_hosts_change_the_memory_for_an_exchange():
