@@ -94,8 +94,6 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
     >>> from_module(model).unit_names
     ['embedding', 'blocks.0', 'blocks.1']
     """
-    from ballast._torch_compat import scripted_in
-
     homes: dict[int, tuple[int, int]] = {}  # the unit and the tensor of each parameter, by id
     units: list[_core.Unit] = []
     parts = list(parts_of(module))
@@ -123,9 +121,15 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
         flops=[_flops(part, active) for part in parts],
         frozen_flops=[_flops(part, active, only_frozen=True) for part in parts],
         inactive=round(sum(held) * (1 - active)),
-        scripted=scripted_in(module),
+        scripted=next((name or "model" for name, each in module.named_modules() if _is_scripted(each)), None),
         notes=[NO_ATTENTION, *([ALL_EXPERTS] if held and not experts else [])],
     )
+
+
+def _is_scripted(module: torch.nn.Module) -> bool:
+    import torch
+
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:
