@@ -62,7 +62,8 @@ constexpr void each_array(TileMemory& tile, const Visit& visit) {
   visit(tile.variance, moment_bits(tile.format));
 }
 
-// The part from `first` on, `count` elements long. Throws B1004 unless `first` is a multiple of the group size where groups share scales.
+// The part from `first` on, `count` elements long. Throws B1004 if groups have scales and `first` is no multiple of the group
+// size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
 
 }  // namespace ballast::kernels

@@ -96,8 +96,7 @@ TrainingOptions agreed_options(TrainingOptions options, const std::vector<optim:
 int threads_of_rank(Communicator& world, const TrainingOptions& options) {
   const std::vector<int> cores = options.gpu ? cores_near(device::pci(*options.gpu)) : allowed_cores();
   const std::string mine = fmt::format("{} {}", booted_machine(), fmt::join(cores, ","));
-  std::size_t ranks =
-      1;  // that use these cores: those with the same part of the model, for each rank with another part
+  std::size_t ranks = 1;  // those that use these cores: in the group of data, times those in the group of parts
   for (Communicator* group : {&world, options.norm_group}) {
     if (group != nullptr && group->size() > 1)
       ranks *= static_cast<std::size_t>(std::ranges::count(texts_of_all(*group, mine), mine));

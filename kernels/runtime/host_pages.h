@@ -11,7 +11,7 @@ namespace ballast {
 
 // Makes host memory resident on several threads, because one core clears pages at a fraction of the memory's speed.
 // Makes writable pages of whole huge or small pages resident, on at most `threads` threads and on at most 16; 0: on one
-// for each core that this process may use. The others do the work of a thread that the system refuses. Returns the first error
+// for each core that this process may use. If the system refuses a thread, the others do its work. Returns the first error
 // (errno); 0 if all pages are resident. Any thread may call.
 int populate(std::span<std::byte> pages, int threads);
 

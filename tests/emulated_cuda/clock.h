@@ -8,7 +8,7 @@
 
 namespace emulated {
 
-// For each stream, by its index, the number of its last work that has ended.
+// A vector clock: the number of the last ended work of each stream, by the stream's index.
 class Clock {
  public:
   std::uint64_t of(std::size_t stream) const { return stream < ended_.size() ? ended_[stream] : 0; }

@@ -32,7 +32,7 @@ class DeviceMemory {
   std::size_t used_ = 0;
 };
 
-// Where work accesses the memory of all GPUs, and the address that programs know for the first of these.
+// The addresses at which work accesses the memory of all GPUs. Programs know other addresses of the same memory.
 struct WorkAddresses {
   std::uintptr_t first = 0;
   std::size_t bytes = 0;

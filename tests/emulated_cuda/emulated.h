@@ -29,8 +29,8 @@ struct Machine {
 };
 void set_machine(const Machine& machine);
 
-// When streams work. Lazy ones do nothing until somebody waits for them, or asks whether they have ended; the others are late
-// by chance. The variable EMULATED_CUDA_LAZY_STREAMS=1 makes them lazy in a process that does not call this.
+// The time at which streams work. Lazy streams do nothing until the host waits for them, or asks whether they have ended; others
+// are late by chance. Without a call, EMULATED_CUDA_LAZY_STREAMS=1 in the environment makes streams lazy.
 struct Schedule {
   bool lazy = false;
   unsigned seed = 0;

@@ -5,7 +5,7 @@
 
 namespace emulated {
 
-// From the call of the work until let_host_in(), the host may not write this pinned memory, nor read it if the work writes it.
+// The host may not write this pinned memory, nor read it if the work writes it, until let_host_in().
 void keep_host_out(const Access& access, const IssuedPtr& work);
 void let_host_in(const Clock& ended);  // the host knows that this work has ended
 void let_host_into_unpinned(const void* memory, std::size_t bytes);

@@ -121,9 +121,8 @@ struct UnitSlots {
   std::size_t gradients = none;  // full, where a step's micro-steps are summed in them
   std::size_t reduced = none;    // this rank's summed gradients
   // One for each tile. Neighbours in a tier are neighbours in memory, so one operation reaches several.
-  std::vector<Piece> state{};  // on the device or on the host
-  std::vector<Piece>
-      host_parameters{};  // of a tile whose state is on the host, or a copy of one whose record is on a drive
+  std::vector<Piece> state{};            // on the device or on the host
+  std::vector<Piece> host_parameters{};  // of a tile whose state is on the host or on a drive
 };
 
 // The buffers of a step.

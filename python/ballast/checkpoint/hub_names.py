@@ -1,5 +1,5 @@
 """Models of transformers whose files on the Hub have other tensors than the model has parameters, such as each expert alone.
-Transformers' own conversions make one from the other. And models of PEFT, whose adapters are merged into what is handed out."""
+Conversions of transformers make one from the other. The adapters of PEFT's models are merged into the weights."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class ConvertedTensor(StoredTensor):
 def converted(
     model: torch.nn.Module, stored: Mapping[str, StoredTensor], known: Mapping[str, torch.Tensor]
 ) -> Mapping[str, StoredTensor]:
-    """Return what is stored by the names in the model, where transformers converts files of other names. Reads no values."""
+    """Return the stored tensors by their names in the model; those with other names are converted as transformers does. Values
+    are read later."""
     if not is_of_transformers(model) or not stored.keys() - known.keys():
         return stored
     from transformers.conversion_mapping import get_model_conversion_mapping

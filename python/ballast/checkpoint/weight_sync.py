@@ -73,7 +73,7 @@ def _memory_for(group: Any, size: int) -> torch.Tensor:
 
 
 class SharedChannel(Channel):
-    """Writes buckets to memory that a process of this machine reads. A socket, whose path is given, says what is in them."""
+    """Buckets in shared memory for another process of this machine. A socket at the given path carries names and shapes."""
 
     def __init__(self, path: str, size: int, timeout: float):
         self._path, self._connection = path, _connected(path, timeout)

@@ -89,8 +89,8 @@ class Host(NamedTuple):
 
 # Two channels of DDR5 in a desktop, sixteen in a server with two processors; two Grace processors for four GPUs.
 DESKTOP, SERVER, DDR5_SERVER, GRACE = Host(60e9, 16), Host(200e9, 64), Host(400e9, 96), Host(700e9, 144)
-# Bytes a second of updates by AdamW where arithmetic limits them: of a core with AVX-512, as `./run-benchmarks kernels` finds
-# from cache, and of a GPU. The other formats are as fast as a GPU's memory.
+# Bytes a second of AdamW updates where arithmetic limits them: on a core with AVX-512 (`./run-benchmarks kernels`, from cache),
+# and on a GPU, where updates in all other formats are as fast as the memory.
 CORE_UPDATES = {"fp32": 65e9, "split": 54e9, "bf16": 32e9, "compact": 15e9, "4bit": 12e9}
 GPU_UPDATES = {"compact": 1.9e12, "4bit": 1.6e12}
 

@@ -103,7 +103,7 @@ class PartOfTensor(StoredTensor):
 
 
 def stored_part(stored: StoredTensor, tensor: torch.Tensor) -> StoredTensor:
-    """Return what is stored of a parameter that may be a part of a full tensor."""
+    """Return the stored elements of a parameter: all, or those of its part of a full tensor."""
     part = part_of(tensor)
     return stored if part is None else PartOfTensor(stored, part)
 
