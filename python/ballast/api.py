@@ -328,7 +328,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
     its optimizer. Parameters, and moments and steps of trained ones, are loaded; from files of torch the options of parameter
     groups too, with a warning that names each that changes, and the result is their entry `extra`.
     """
-    from ballast.checkpoint.foreign import ForeignImport
+    from ballast.checkpoint.foreign import ForeignPlace
     from ballast.checkpoint.kinds import kind_of
     from ballast.checkpoint.loading import load_current
     from ballast.checkpoint.manifest import LocalCheckpoint
@@ -355,7 +355,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: torch.nn.Module, o
             where=str(path),
             needed="ballast.load(model, directory), which loads the model alone; or one optimizer",
         )
-    return ForeignImport(path, model, accesses[0]).run()
+    return load_current(ForeignPlace(path, model, accesses[0]), model, accesses)
 
 
 def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:

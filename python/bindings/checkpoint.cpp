@@ -88,35 +88,6 @@ class Snapshot {
   bool is_reused_ = false;
 };
 
-// `count` elements of the reader's chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
-struct Elements {
-  std::size_t in_chunk = 0;
-  std::size_t first = 0;
-  std::size_t into = 0;
-  std::size_t count = 0;
-};
-
-void copy_elements(const PieceReader& reader, const ChunkKind& kind, const Elements& elements, const StatePart& to) {
-  const std::span<const std::byte> now = reader.now();
-  require(now.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
-    return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
-                   .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
-                   .available = std::to_string(now.size()) + " bytes"};
-  });
-  auto* const chunk = const_cast<std::byte*>(now.data());  // it is only read
-  kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
-                      kernels::part(to.memory, elements.into, elements.count));
-}
-
-// The folder, the tensors, the extra of each rank and the files with chunks of a checkpoint.
-auto parsed(const std::string& directory, const py::bytes& manifest) {
-  const std::string text = manifest;
-  const py::gil_scoped_release released;
-  SavedCheckpoint found = parse_checkpoint(directory, text);
-  std::vector<std::string> files(found.files.begin(), found.files.end());
-  return std::tuple(std::move(found.folder), std::move(found.tensors), std::move(found.extras), std::move(files));
-}
-
 void bind_parts(py::module_& module) {
   py::class_<ChunkKind>(module, "ChunkKind")
       .def(py::init<DType, std::optional<StateFormat>, bool, bool>(), py::kw_only(), py::arg("parameter"),
@@ -147,6 +118,7 @@ void bind_parts(py::module_& module) {
       .def_readonly("tensor", &StatePart::tensor)
       .def_readonly("first", &StatePart::first)
       .def_readonly("frozen", &StatePart::frozen)
+      .def_property_readonly("is_bytes", [](const StatePart& part) { return part.memory.parameter_dtype == DType::u8; })
       .def(
           "copy_from",
           [](const StatePart& part, const StatePart& from) { kernels::copy_state(from.memory, part.memory); },
@@ -226,11 +198,6 @@ void bind_reading(py::module_& module) {
       .def_property_readonly("file", [](const SavedPiece& piece) { return piece.place.file; })
       .def_property_readonly("offset", [](const SavedPiece& piece) { return piece.place.chunk.offset; })
       .def_property_readonly("bytes", [](const SavedPiece& piece) { return piece.place.chunk.bytes; });
-  py::class_<Cut>(module, "Cut")
-      .def_readonly("piece", &Cut::piece)
-      .def_readonly("first", &Cut::first)
-      .def_readonly("into", &Cut::into)
-      .def_readonly("count", &Cut::count);
   using Kind = std::optional<ChunkKind>;
   py::class_<SavedTensor>(module, "SavedTensor", "A tensor of a checkpoint.")
       .def(py::init([](std::string role, std::string dtype, std::size_t item_bytes, std::vector<std::size_t> shape,
@@ -249,22 +216,83 @@ void bind_reading(py::module_& module) {
       .def_property_readonly("elements", &SavedTensor::elements)
       .def("chunk_bytes", &SavedTensor::chunk_bytes, py::arg("elements"))
       .def(
-          "cover",
-          [](const SavedTensor& tensor, std::size_t first, std::size_t count, std::size_t into) {
-            std::vector<Cut> cuts = cover(tensor.pieces, {first, count});
-            for (Cut& cut : cuts)
-              cut.into += into;
-            return cuts;
+          "pieces_of",
+          [](const SavedTensor& tensor, std::size_t first, std::size_t count) {
+            return tensor.pieces_of({first, count});
           },
-          py::arg("first"), py::arg("count"), py::arg("into") = 0,
-          "The cuts of pieces that hold these elements. The first one becomes the element `into`.");
+          py::arg("first"), py::arg("count"), "The pieces that hold these elements.");
   py::class_<SavedExtra>(module, "SavedExtra", "What a rank has saved with its tensors.")
       .def_property_readonly("file", [](const SavedExtra& extra) { return extra.file.string(); })
       .def_readonly("raw", &SavedExtra::is_raw)
       .def("read", [](const SavedExtra& extra) { return py::bytes(extra.read()); });
+}
+
+void bind_manifest(py::module_& module) {
+  py::class_<SavedGroup>(module, "SavedGroup", "A group of parameters, by name. The options are JSON.")
+      .def(py::init<std::vector<std::string>, std::string>(), py::arg("parameters"), py::arg("options"))
+      .def_readonly("parameters", &SavedGroup::parameters)
+      .def_readonly("options", &SavedGroup::options);
+  py::class_<SavedOptimizer>(module, "SavedOptimizer", "An optimizer of a checkpoint, without its tensors.")
+      .def(py::init<std::uint64_t, std::uint64_t, std::string, std::map<std::string, std::string>,
+                    std::vector<SavedGroup>, bool, std::string>(),
+           py::kw_only(), py::arg("step"), py::arg("skipped") = 0, py::arg("optimizer"), py::arg("moments"),
+           py::arg("groups"), py::arg("own_step") = false, py::arg("outer_identity") = "")
+      .def_readonly("step", &SavedOptimizer::step)
+      .def_readonly("skipped", &SavedOptimizer::skipped)
+      .def_readonly("optimizer", &SavedOptimizer::optimizer, "Its class.")
+      .def_readonly("moments", &SavedOptimizer::moments, "Torch's names of its momentum and variance.")
+      .def_readonly("groups", &SavedOptimizer::groups)
+      .def_readonly("own_step", &SavedOptimizer::own_step, "Its own step makes the updates, with state of its own.")
+      .def_readonly("outer_identity", &SavedOptimizer::outer_identity);
+  py::class_<SavedCheckpoint>(module, "SavedCheckpoint", "What a manifest says.")
+      .def(py::init([](std::string folder, std::size_t ranks, std::vector<SavedOptimizer> optimizers,
+                       SavedTensors tensors, std::string converted_from) {
+             return SavedCheckpoint{std::move(folder), ranks, std::move(optimizers), std::move(tensors),
+                                    std::move(converted_from)};
+           }),
+           py::kw_only(), py::arg("folder"), py::arg("ranks"), py::arg("optimizers"), py::arg("tensors"),
+           py::arg("converted_from") = "")
+      .def_readonly("folder", &SavedCheckpoint::folder)
+      .def_readonly("ranks", &SavedCheckpoint::ranks)
+      .def_readonly("optimizers", &SavedCheckpoint::optimizers)
+      .def_readonly("tensors", &SavedCheckpoint::tensors)
+      .def_readonly("converted_from", &SavedCheckpoint::converted_from)
+      .def_readonly("written_by", &SavedCheckpoint::written_by)
+      .def_readonly("extras", &SavedCheckpoint::extras, "What each rank has saved with its tensors.")
+      .def_property_readonly("step", &SavedCheckpoint::step)
+      .def_property_readonly(
+          "files",
+          [](const SavedCheckpoint& saved) { return std::vector<std::string>(saved.files.begin(), saved.files.end()); })
+      .def(
+          "manifest",
+          [](const SavedCheckpoint& saved, const std::string& folder) { return py::bytes(manifest_of(saved, folder)); },
+          py::arg("folder"), "The manifest, when all ranks have written their files to the folder.");
+}
+
+void bind_manifest_files(py::module_& module) {
   module.def(
-      "parse_checkpoint", &parsed, py::arg("directory"), py::arg("manifest"),
-      "The folder, the tensors, the extra of each rank and the files of the checkpoint that a manifest describes.");
+      "read_manifest",
+      [](const std::string& directory) {
+        const auto text = read_manifest(directory);
+        return text ? std::optional(py::bytes(*text)) : std::nullopt;
+      },
+      py::arg("directory"), "The manifest of the checkpoint in a directory; None if there is none.");
+  module.def(
+      "parse_manifest",
+      [](const py::bytes& manifest, const std::string& where) {
+        const std::string text = manifest;
+        const py::gil_scoped_release released;
+        return parse_manifest(text, where);
+      },
+      py::arg("manifest"), py::arg("where"), "What a manifest says, without what is in the files that it names.");
+  module.def(
+      "parse_checkpoint",
+      [](const std::string& directory, const py::bytes& manifest) {
+        const std::string text = manifest;
+        const py::gil_scoped_release released;
+        return parse_checkpoint(directory, text);
+      },
+      py::arg("directory"), py::arg("manifest"), "The checkpoint that a manifest describes.");
 }
 
 void bind_piece_reader(py::module_& module) {
@@ -276,21 +304,22 @@ void bind_piece_reader(py::module_& module) {
            py::arg("files"), py::arg("wanted"), Released())
       .def(
           "go_to",
-          [](PieceReader& reader, const SavedPiece& piece, const std::string& tensor) { reader.go_to(piece, tensor); },
-          py::arg("piece"), py::arg("tensor"), Released())
-      .def("memory",
-           [](const py::object& reader) {
-             const auto now = reader.cast<PieceReader&>().now();
-             return Memory{const_cast<std::byte*>(now.data()), now.size(), {}, reader};  // tensors are never const
-           })
+          [](PieceReader& reader, const SavedPiece& piece, const std::string& name) { reader.go_to(piece, name); },
+          py::arg("piece"), py::arg("name"), Released())
       .def(
           "copy",
-          [](const PieceReader& reader, const ChunkKind& kind,
-             const std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>& elements, const StatePart& to) {
-            const auto [in_chunk, first, into, count] = elements;
-            copy_elements(reader, kind, {in_chunk, first, into, count}, to);
+          [](PieceReader& reader, const std::string& name, const SavedTensor& tensor, std::size_t first,
+             const StatePart& into) { reader.copy(name, tensor, first, into.memory); },
+          py::arg("name"), py::arg("tensor"), py::arg("first"), py::arg("into"), Released(),
+          "Copy elements with their state, or the parameter alone.")
+      .def(
+          "copy_elements",
+          [](PieceReader& reader, const std::string& name, const SavedTensor& tensor,
+             const std::pair<std::size_t, std::size_t>& elements, std::uintptr_t into) {
+            reader.copy(name, tensor, {elements.first, elements.second}, reinterpret_cast<std::byte*>(into));
           },
-          py::arg("kind"), py::arg("elements"), py::arg("to"), Released());
+          py::arg("name"), py::arg("tensor"), py::arg("elements"), py::arg("into"), Released(),
+          "Copy elements without state, as they are. `elements`: the first one, and their number.");
 }
 
 void bind_runs(py::module_& module) {
@@ -300,14 +329,7 @@ void bind_runs(py::module_& module) {
       .def_property_readonly("ranks", &RecordedRun::ranks)
       .def_property_readonly("rule", &RecordedRun::rule)
       .def_property_readonly(
-          "moments",
-          [](const RecordedRun& run) {
-            std::map<std::string, std::string> named;
-            if (!run.names().momentum.empty()) named["momentum"] = run.names().momentum;
-            if (!run.names().variance.empty()) named["variance"] = run.names().variance;
-            return named;
-          },
-          "Torch's names of the moments.")
+          "moments", [](const RecordedRun& run) { return moments_of(run.names()); }, "Torch's names of the moments.")
       .def("note",
            [](RecordedRun& run) {
              const auto note = run.note();
@@ -373,6 +395,8 @@ void bind_checkpoint(py::module_& module) {
   bind_parts(module);
   bind_files(module);
   bind_reading(module);
+  bind_manifest(module);
+  bind_manifest_files(module);
   bind_piece_reader(module);
   bind_runs(module);
   bind_safetensors(module);
@@ -391,9 +415,6 @@ void bind_checkpoint(py::module_& module) {
       .def("remove_stale", &CheckpointDirectory::remove_stale, Released())
       .def("discard", &CheckpointDirectory::discard, py::arg("folder"), Released())
       .def("release", &CheckpointDirectory::release);
-  module.def(
-      "index_seals", [](const std::string& folder, std::size_t ranks) { return index_seals(folder, ranks); },
-      py::arg("folder"), py::arg("ranks"), "The seals of the ranks' indexes, which a manifest has.");
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

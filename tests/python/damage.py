@@ -3,13 +3,32 @@
 BALLAST_FUZZ_CASES sets the number of cases of each kind, and BALLAST_FUZZ_SEED the first seed, for a longer search."""
 
 import copy
+import json
 import os
+
+from ballast import _core
 
 CASES = int(os.environ.get("BALLAST_FUZZ_CASES", "50"))
 SEED = int(os.environ.get("BALLAST_FUZZ_SEED", "0"))
 
 HOSTILE = [None, True, -1, 0, 1, 7, 1 << 31, 1 << 53, (1 << 63) - 1, 1 << 63, 1 << 64, 0.5, float("nan"), float("inf")]
 HOSTILE += ["", "..", "../x", "/etc/passwd", "a\0b", "x" * 300, "torch.nn", [], {}, [[]], {"a": {}}, [0] * 70, [-1, 2]]
+
+
+def seal_of(text):
+    """Return the checksum of a text as checkpoints write it."""
+    return f"{_core.checksum(text):016x}"
+
+
+def sealed(content):
+    """Return the text of a checkpoint's JSON file with this content, whose checksum is right."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return b'{"content": ' + text + b', "seal": "' + seal_of(text).encode() + b'"}\n'
+
+
+def content_of(path):
+    """Return the content of a checkpoint's JSON file."""
+    return json.loads(path.read_text())["content"]
 
 
 def damaged(rng, content):

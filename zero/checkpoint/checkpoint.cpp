@@ -176,7 +176,7 @@ void require_same_model(const std::filesystem::path& directory, const SavedTenso
   SavedTensors there;
   try {
     const auto manifest = read_manifest(directory);
-    if (manifest) there = parse_checkpoint(directory, *manifest).tensors;
+    if (manifest) there = parse_manifest(*manifest, directory).tensors;
   } catch (const Error&) {
   }
   const bool is_same =
@@ -222,13 +222,14 @@ void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span
                      const std::function<void(const TileVisitor& visitor)>& visit) {
   Communicator& world = place.world;
   const NamedState state(place.plan);
-  SavedCheckpoint checkpoint{.folder = new_folder(world, step),
-                             .step = step,
-                             .optimizer = place.plan.rule(),
-                             .momentum = std::string(place.plan.names().momentum),
-                             .variance = std::string(place.plan.names().variance),
-                             .own_step = state.own_values() > 0,
-                             .tensors = tensors_of(state, step)};
+  const SavedCheckpoint checkpoint{.folder = new_folder(world, step),
+                                   .ranks = world.size(),
+                                   .optimizers = {{.step = step,
+                                                   .optimizer = place.plan.rule(),
+                                                   .moments = moments_of(place.plan.names()),
+                                                   .own_step = state.own_values() > 0}},
+                                   .tensors = tensors_of(state, step),
+                                   .converted_from = "a training in C++"};
   const std::filesystem::path folder = place.directory / checkpoint.folder;
   std::optional<CheckpointDirectory> directory;  // of rank 0, which locks it for all
   try {
@@ -266,7 +267,7 @@ void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span
     attempt([&] { files->finish(note, true); });
     attempt.settle(world);
     on_all_ranks(world, [&] {
-      if (directory) directory->make_current(checkpoint.folder, manifest_of(checkpoint, folder, world.size()));
+      if (directory) directory->make_current(checkpoint.folder, manifest_of(checkpoint, folder));
     });
   } catch (...) {
     if (directory) directory->discard(checkpoint.folder);
@@ -299,11 +300,15 @@ class StateLoading {
     require_same_tensors();
     std::vector<SavedPiece> wanted;
     for (const LocalTile& tile : tiles) {
-      for (const PartOfTile& each : parts_in(place_.plan, tile))
-        for_each_cut(each.part, [&](const Cut& cut, const SavedTensor&, std::size_t) { wanted.push_back(cut.piece); });
+      for (const auto& [part, in_tile] : parts_in(place_.plan, tile)) {
+        for (const SavedTensor* tensor : tensors_of(part)) {
+          const auto pieces = tensor->pieces_of({part.first, part.memory.count});
+          wanted.insert(wanted.end(), pieces.begin(), pieces.end());
+        }
+      }
     }
     reader_.emplace(saved_.files, wanted);
-    loaded_ = {saved_.step, note()};
+    loaded_ = {saved_.step(), note()};
   }
   StateLoading(StateLoading&&) = delete;
 
@@ -311,18 +316,16 @@ class StateLoading {
   const LoadedCheckpoint& loaded() const { return loaded_; }
 
   void fill(const StatePart& part) {
-    for_each_cut(part, [&](const Cut& cut, const SavedTensor& tensor, std::size_t number) {
-      const std::span<const std::byte> chunk = reader_->go_to(cut.piece, state_.name(part));
-      auto* const bytes = const_cast<std::byte*>(chunk.data());  // they are only read
-      if (number != none) {
-        const auto* const values = reinterpret_cast<const float*>(bytes) + cut.first;
-        std::copy_n(values, cut.count, part.memory.own.array(number) + cut.into);
-        return;
+    const std::vector<const SavedTensor*> tensors = tensors_of(part);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string& name = state_.name(part);
+      if (i == 0) {
+        reader_->copy(name, *tensors[i], part.first, part.memory);
+      } else {
+        auto* const values = reinterpret_cast<std::byte*>(part.memory.own.array(i - 1));
+        reader_->copy(value_name(name, i - 1), *tensors[i], {part.first, part.memory.count}, values);
       }
-      const ChunkKind kind = tensor.kind.value_or(kind_of(part.memory, true));
-      const TileMemory from = kernels::part(kind.tile(bytes, cut.piece.range.count), cut.first, cut.count);
-      kernels::copy_state(from, kernels::part(part.memory, cut.into, cut.count));
-    });
+    }
   }
 
  private:
@@ -341,30 +344,25 @@ class StateLoading {
     return {bytes.begin(), bytes.end()};
   }
 
-  // The cuts of the tensor, then those of the trainer's own values, with the number of the value.
-  template <class Visit>
-  void for_each_cut(const StatePart& part, const Visit& visit) const {
+  // The tensor, then the trainer's own values of it. None of a frozen one that is not saved.
+  std::vector<const SavedTensor*> tensors_of(const StatePart& part) const {
     const std::string& name = state_.name(part);
-    const Range range{part.first, part.memory.count};
-    const auto found = saved_.tensors.find(name);
-    if (found == saved_.tensors.end()) return;  // frozen, and not saved
-    for (const Cut& cut : cover(found->second.pieces, range))
-      visit(cut, found->second, none);
-    for (std::size_t number = 0; !part.frozen && number < state_.own_values(); ++number) {
-      const SavedTensor& values = saved_.tensors.at(value_name(name, number));
-      for (const Cut& cut : cover(values.pieces, range))
-        visit(cut, values, number);
-    }
+    if (!saved_.tensors.contains(name)) return {};
+    std::vector<const SavedTensor*> tensors{&saved_.tensors.at(name)};
+    for (std::size_t number = 0; !part.frozen && number < state_.own_values(); ++number)
+      tensors.push_back(&saved_.tensors.at(value_name(name, number)));
+    return tensors;
   }
 
   void require_same_rule() const {
     const optim::StateNames& own = place_.plan.names();
-    const bool is_same = saved_.optimizers == 1 && saved_.momentum == own.momentum && saved_.variance == own.variance &&
-                         saved_.own_step == (own.own_values > 0);
+    const SavedOptimizer& first = saved_.optimizers.front();
+    const bool is_same =
+        saved_.optimizers.size() == 1 && first.moments == moments_of(own) && first.own_step == (own.own_values > 0);
     if (is_same) return;
     refuse(place_, "it is of another update rule", fmt::format("the state of {}", place_.plan.rule()),
-           saved_.optimizers > 1 ? fmt::format("that of {} optimizers", saved_.optimizers)
-                                 : fmt::format("that of {}", saved_.optimizer));
+           saved_.optimizers.size() > 1 ? fmt::format("that of {} optimizers", saved_.optimizers.size())
+                                        : fmt::format("that of {}", first.optimizer));
   }
 
   void require_same_tensors() const {
@@ -417,11 +415,11 @@ class StateLoading {
 // A parameter that had no gradient in some steps has made fewer: this training goes on as if it had made all.
 void warn_of_missed_steps(const SavedCheckpoint& saved, const CheckpointPlace& place) {
   for (const auto& [name, tensor] : saved.tensors) {
-    if (tensor.role != "trained" || tensor.steps == saved.step || place.log == nullptr || place.world.rank() > 0)
+    if (tensor.role != "trained" || tensor.steps == saved.step() || place.log == nullptr || place.world.rank() > 0)
       continue;
     place.log->warning(
         fmt::format("the checkpoint in {} has {} after {} of {} steps; its bias correction counts from {}",
-                    place.directory.string(), name, tensor.steps, saved.step, saved.step));
+                    place.directory.string(), name, tensor.steps, saved.step(), saved.step()));
     return;
   }
 }

@@ -13,6 +13,7 @@
 #include <functional>
 #include <numeric>
 #include <regex>
+#include <string_view>
 
 #include "kernels/runtime/system_resources.h"
 #include "kernels/state_access.h"
@@ -77,42 +78,21 @@ std::uint64_t seal_in(const JsonValue& value) {
   return number;
 }
 
-// Python writes NaN and Infinity among the options of groups, which JSON does not have and which are not needed here.
-std::string without_special_numbers(std::string_view text) {
-  std::string json_text;
-  bool is_in_string = false;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const char letter = text[at];
-    if (letter == '"') is_in_string = !is_in_string;
-    if (is_in_string && letter == '\\') json_text += text[at++];
-    const std::string_view rest = text.substr(at);
-    constexpr std::string_view special[] = {"NaN", "Infinity", "-Infinity"};
-    const auto* const found =
-        std::ranges::find_if(special, [&](std::string_view each) { return rest.starts_with(each); });
-    if (!is_in_string && found != std::end(special)) {
-      json_text += "null";
-      at += found->size() - 1;
-    } else if (at < text.size()) {
-      json_text += text[at];
-    }
-  }
-  return json_text;
+std::string sealed(std::string_view content) {
+  return fmt::format("{}{}{}{}{}", before_content, content, before_seal, text_of(seal_of(content)), after_seal);
 }
 
-std::string sealed(const json& content) {
-  const std::string text = json_text(content);
-  return fmt::format("{}{}{}{}{}", before_content, text, before_seal, text_of(seal_of(text)), after_seal);
-}
-
-json unsealed(const std::string& text, const std::filesystem::path& file) {
+std::string_view unsealed(std::string_view text, const std::filesystem::path& file) {
   const std::size_t around = before_content.size() + before_seal.size() + seal_digits + after_seal.size();
   if (text.size() < around) fail_changed(file);
-  const std::string_view content = std::string_view(text).substr(before_content.size(), text.size() - around);
-  const std::string expected =
-      fmt::format("{}{}{}{}{}", before_content, content, before_seal, text_of(seal_of(content)), after_seal);
-  if (text != expected) fail_changed(file);
+  const std::string_view content = text.substr(before_content.size(), text.size() - around);
+  if (text != sealed(content)) fail_changed(file);
+  return content;
+}
+
+json parsed(const std::string& text, const std::filesystem::path& file) {
   try {
-    return json::parse(without_special_numbers(content));
+    return json::parse(unsealed(text, file));
   } catch (const json::exception& error) {
     fail_malformed(file, words_of(error));
   }
@@ -168,13 +148,13 @@ bool is_folder(std::string_view name) {
   return name.size() <= most && std::regex_match(name.begin(), name.end(), folder);
 }
 
-SavedTensor tensor_of(const JsonValue& entry) {
+SavedTensor tensor_of(const JsonValue& entry, std::uint64_t steps, std::uint64_t skipped) {
   const TorchType& type = torch_type(entry["dtype"]);
   SavedTensor tensor{.role = entry["role"].text(),
                      .dtype = std::string(type.name),
                      .item_bytes = entry["item_bytes"].count(),
-                     .shape = entry["shape"].shape(),
-                     .steps = entry["steps"].count()};
+                     .shape = entry["shape"].shape()};
+  tensor.steps = entry["steps"].count(tensor.role == "outer" ? steps + skipped : steps);
   entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
   entry["role"].require_kind(std::ranges::count(roles, tensor.role) > 0,
                              fmt::format("one of {}", fmt::join(roles, ", ")));
@@ -221,7 +201,7 @@ SavedExtra read_index(const std::filesystem::path& folder, std::size_t rank, std
   const std::filesystem::path file = folder / rank_file(rank, "json");
   const std::string text = read_there(file, most_json_bytes);
   if (seal_of(text) != seal) fail_changed(file);
-  const json content = unsealed(text, file);
+  const json content = parsed(text, file);
   const JsonValue index(content, file);
   const std::uint64_t data_bytes = index["data_bytes"].count(most_bytes);
   std::vector<SavedPiece> pieces;
@@ -269,9 +249,85 @@ void require_known_format(const JsonValue& content, const std::filesystem::path&
   });
 }
 
-std::string moment_in(const JsonValue& content, const std::string& kind) {
-  const JsonValue moments = content["moments"];
-  return moments.has(kind) ? moments[kind].text() : "";
+SavedOptimizer optimizer_of(const JsonValue& entry, const SavedTensors& tensors) {
+  SavedOptimizer saved{.step = entry["step"].count(),
+                       .skipped = entry["skipped"].count(),
+                       .optimizer = entry["optimizer"].text(),
+                       .own_step = entry["own_step"].flag(),
+                       .outer_identity = entry["outer_identity"].text()};
+  entry["moments"].each_item([&](const std::string& kind, const JsonValue& name) {
+    entry["moments"].require_kind(kind == "momentum" || kind == "variance", "names of momentum and variance alone");
+    saved.moments[kind] = name.text();
+  });
+  for (const JsonValue& group : entry["groups"].elements()) {
+    saved.groups.push_back({.options = group["options"].text()});
+    for (const JsonValue& name : group["parameters"].elements()) {
+      name.require_kind(tensors.contains(name.text()), "the name of a tensor");
+      saved.groups.back().parameters.push_back(name.text());
+    }
+  }
+  static const std::regex identity("([0-9a-f]{16})?");
+  const bool is_identity =
+      saved.outer_identity.size() <= seal_digits && std::regex_match(saved.outer_identity, identity);
+  entry["outer_identity"].require_kind(is_identity, "16 hexadecimal digits, or nothing");
+  return saved;
+}
+
+void require_own_parameters(const std::vector<SavedOptimizer>& optimizers, const std::filesystem::path& file) {
+  std::map<std::string, const SavedOptimizer*> owners;
+  for (const SavedOptimizer& saved : optimizers) {
+    for (const SavedGroup& group : saved.groups) {
+      for (const std::string& name : group.parameters) {
+        const SavedOptimizer* const owner = owners.emplace(name, &saved).first->second;
+        if (owner != &saved) fail_malformed(file, fmt::format("{} is in the groups of two optimizers", name));
+      }
+    }
+  }
+}
+
+json json_of(const SavedOptimizer& saved) {
+  json groups = json::array();
+  for (const SavedGroup& group : saved.groups)
+    groups.push_back({{"parameters", group.parameters}, {"options", group.options}});
+  return {{"step", saved.step},
+          {"skipped", saved.skipped},
+          {"optimizer", saved.optimizer},
+          {"moments", saved.moments},
+          {"groups", groups},
+          {"own_step", saved.own_step},
+          {"outer_identity", saved.outer_identity}};
+}
+
+json json_of(const SavedTensor& tensor) {
+  return {{"role", tensor.role},
+          {"dtype", tensor.dtype},
+          {"item_bytes", tensor.item_bytes},
+          {"shape", tensor.shape},
+          {"format", tensor.kind ? json(ballast::name(*tensor.kind->format)) : json()},
+          {"momentum", tensor.kind && tensor.kind->momentum},
+          {"variance", tensor.kind && tensor.kind->variance},
+          {"steps", tensor.steps}};
+}
+
+// The elements of a piece that somebody needs.
+struct Cut {
+  SavedPiece piece{};
+  std::size_t first = 0;  // element of the piece
+  std::size_t into = 0;   // element of the requested range
+  std::size_t count = 0;
+};
+
+// The cuts that hold the requested elements, in order. The pieces are in order and have no gaps.
+std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
+  std::vector<Cut> cuts;
+  auto piece =
+      std::ranges::partition_point(pieces, [&](const SavedPiece& each) { return each.range.end() <= range.first; });
+  for (; piece != pieces.end() && piece->range.first < range.end(); ++piece) {
+    const std::size_t begin = std::max(range.first, piece->range.first);
+    const std::size_t end = std::min(range.end(), piece->range.end());
+    if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
+  }
+  return cuts;
 }
 
 bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
@@ -300,18 +356,6 @@ void require_own(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
-  std::vector<Cut> cuts;
-  auto piece =
-      std::ranges::partition_point(pieces, [&](const SavedPiece& each) { return each.range.end() <= range.first; });
-  for (; piece != pieces.end() && piece->range.first < range.end(); ++piece) {
-    const std::size_t begin = std::max(range.first, piece->range.first);
-    const std::size_t end = std::min(range.end(), piece->range.end());
-    if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
-  }
-  return cuts;
-}
-
 std::string torch_name(DType dtype) {
   return std::string(std::ranges::find(torch_types, std::optional(dtype), &TorchType::ours)->name);
 }
@@ -326,23 +370,21 @@ std::string SavedExtra::read() const {
   return content;
 }
 
-std::vector<SavedExtra> read_indexes(const std::filesystem::path& folder, const std::vector<std::uint64_t>& seals,
-                                     SavedTensors& tensors) {
-  std::vector<SavedExtra> extras;
-  extras.reserve(seals.size());
-  for (const std::uint64_t seal : seals)
-    extras.push_back(read_index(folder, extras.size(), seal, tensors));
-  for (auto& [name, tensor] : tensors)
-    sort_pieces(name, tensor);
-  return extras;
+std::vector<SavedPiece> SavedTensor::pieces_of(const Range& range) const {
+  std::vector<SavedPiece> found;
+  for (const Cut& cut : cover(pieces, range))
+    found.push_back(cut.piece);
+  return found;
 }
 
-std::vector<std::filesystem::path> data_files(const std::filesystem::path& folder, std::size_t ranks) {
-  std::vector<std::filesystem::path> files;
-  while (files.size() < ranks)
-    files.push_back(folder / rank_file(files.size(), "data"));
-  return files;
+std::map<std::string, std::string> moments_of(const optim::StateNames& names) {
+  std::map<std::string, std::string> moments;
+  if (!names.momentum.empty()) moments["momentum"] = names.momentum;
+  if (!names.variance.empty()) moments["variance"] = names.variance;
+  return moments;
 }
+
+std::uint64_t SavedCheckpoint::step() const { return std::ranges::max(optimizers, {}, &SavedOptimizer::step).step; }
 
 std::optional<std::string> read_manifest(const std::filesystem::path& directory) {
   auto text = read_file(directory / manifest_name, most_json_bytes);
@@ -350,25 +392,43 @@ std::optional<std::string> read_manifest(const std::filesystem::path& directory)
   return text;
 }
 
-SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
-  const std::filesystem::path file = directory / manifest_name;
-  const json parsed = unsealed(manifest, file);
-  const JsonValue content(parsed, file);
+SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file) {
+  const json text = parsed(manifest, file);
+  const JsonValue content(text, file);
   require_known_format(content, file);
   SavedCheckpoint checkpoint{.folder = content["folder"].text(),
-                             .step = content["step"].count(),
-                             .optimizer = content["optimizer"].text(),
-                             .momentum = moment_in(content, "momentum"),
-                             .variance = moment_in(content, "variance"),
-                             .own_step = content["own_step"].flag(),
-                             .optimizers = 1 + content["others"].elements().size()};
+                             .ranks = content["ranks"].count(),
+                             .converted_from = content["converted_from"].text(),
+                             .written_by = content["written_by"].text()};
   content["folder"].require_kind(is_folder(checkpoint.folder),
                                  "the name of a folder next to the manifest, such as step-12-8c31f0a2");
-  content["tensors"].each_item(
-      [&](const std::string& name, const JsonValue& entry) { checkpoint.tensors.emplace(name, tensor_of(entry)); });
-  const std::vector<JsonValue> indexes = content["indexes"].elements();
-  content["ranks"].require_kind(content["ranks"].count() == indexes.size() && !indexes.empty(),
-                                fmt::format("{}, the number of indexes, and at least 1", indexes.size()));
+  std::vector<JsonValue> optimizers{content};
+  for (const JsonValue& other : content["others"].elements())
+    optimizers.push_back(other);
+  std::uint64_t steps = 0, skipped = 0;
+  for (const JsonValue& each : optimizers) {
+    steps = std::max<std::uint64_t>(steps, each["step"].count());
+    skipped = std::max<std::uint64_t>(skipped, each["skipped"].count());
+  }
+  content["tensors"].each_item([&](const std::string& name, const JsonValue& entry) {
+    checkpoint.tensors.emplace(name, tensor_of(entry, steps, skipped));
+  });
+  for (const JsonValue& each : optimizers)
+    checkpoint.optimizers.push_back(optimizer_of(each, checkpoint.tensors));
+  require_own_parameters(checkpoint.optimizers, file);
+  for (const JsonValue& index : content["indexes"].elements()) {
+    const std::string expected = rank_file(checkpoint.seals.size(), "json");
+    index["file"].require_kind(index["file"].text() == expected, expected);
+    checkpoint.seals.push_back(seal_in(index["seal"]));
+  }
+  const std::size_t indexes = checkpoint.seals.size();
+  content["ranks"].require_kind(checkpoint.ranks == indexes && indexes > 0,
+                                fmt::format("{}, the number of indexes, and at least 1", indexes));
+  return checkpoint;
+}
+
+SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
+  SavedCheckpoint checkpoint = parse_manifest(manifest, directory / manifest_name);
   const std::filesystem::path folder = directory / checkpoint.folder;
   require(std::filesystem::is_directory(folder), Code::file_call, [&] {
     return Problem{
@@ -377,75 +437,86 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
         .where = directory.string(),
         .remedy = fmt::format("Copy or move a checkpoint with all its files: {} and that folder.", manifest_name)};
   });
-  std::vector<std::uint64_t> seals;
-  for (const JsonValue& index : indexes) {
-    const std::string expected = rank_file(seals.size(), "json");
-    index["file"].require_kind(index["file"].text() == expected, expected);
-    seals.push_back(seal_in(index["seal"]));
+  for (std::size_t rank = 0; rank < checkpoint.ranks; ++rank) {
+    checkpoint.files.push_back(folder / rank_file(rank, "data"));
+    checkpoint.extras.push_back(read_index(folder, rank, checkpoint.seals[rank], checkpoint.tensors));
   }
-  checkpoint.files = data_files(folder, seals.size());
-  checkpoint.extras = read_indexes(folder, seals, checkpoint.tensors);
+  for (auto& [name, tensor] : checkpoint.tensors)
+    sort_pieces(name, tensor);
   return checkpoint;
 }
 
-std::vector<std::string> index_seals(const std::filesystem::path& folder, std::size_t ranks) {
-  std::vector<std::string> seals;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    seals.push_back(text_of(seal_of(read_there(folder / rank_file(rank, "json"), most_json_bytes))));
-  return seals;
-}
-
-std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder, std::size_t ranks) {
-  json indexes = json::array();
-  for (const std::string& seal : index_seals(folder, ranks))
-    indexes.push_back({{"file", rank_file(indexes.size(), "json")}, {"seal", seal}});
-  json tensors = json::object();
-  for (const auto& [name, tensor] : checkpoint.tensors) {
-    tensors[name] = {{"role", tensor.role},
-                     {"dtype", tensor.dtype},
-                     {"item_bytes", tensor.item_bytes},
-                     {"shape", tensor.shape},
-                     {"format", tensor.kind ? json(ballast::name(*tensor.kind->format)) : json()},
-                     {"momentum", tensor.kind && tensor.kind->momentum},
-                     {"variance", tensor.kind && tensor.kind->variance},
-                     {"steps", tensor.steps}};
+std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder) {
+  json content = json_of(checkpoint.optimizers.front());
+  json others = json::array(), indexes = json::array(), tensors = json::object();
+  for (std::size_t other = 1; other < checkpoint.optimizers.size(); ++other)
+    others.push_back(json_of(checkpoint.optimizers[other]));
+  while (indexes.size() < checkpoint.ranks) {
+    const std::string file = rank_file(indexes.size(), "json");
+    indexes.push_back({{"file", file}, {"seal", text_of(seal_of(read_there(folder / file, most_json_bytes)))}});
   }
-  json moments = json::object();
-  if (!checkpoint.momentum.empty()) moments["momentum"] = checkpoint.momentum;
-  if (!checkpoint.variance.empty()) moments["variance"] = checkpoint.variance;
-  return sealed({{"format", version},
-                 {"written_by", BALLAST_VERSION},
-                 {"converted_from", "a training in C++"},
-                 {"folder", checkpoint.folder},
-                 {"step", checkpoint.step},
-                 {"skipped", 0},
-                 {"optimizer", checkpoint.optimizer},
-                 {"own_step", checkpoint.own_step},
-                 {"moments", moments},
-                 {"groups", json::array()},
-                 {"outer_identity", ""},
-                 {"others", json::array()},
-                 {"tensors", tensors},
-                 {"ranks", ranks},
-                 {"indexes", indexes}});
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    tensors[name] = json_of(tensor);
+  content.update({{"format", version},
+                  {"written_by", BALLAST_VERSION},
+                  {"converted_from", checkpoint.converted_from},
+                  {"folder", checkpoint.folder},
+                  {"others", others},
+                  {"tensors", tensors},
+                  {"ranks", checkpoint.ranks},
+                  {"indexes", indexes}});
+  return sealed(json_text(content));
 }
 
-PieceReader::PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted)
-    : chunks_(files, places_of(wanted), *queue_) {}
+PieceReader::PieceReader(std::vector<std::filesystem::path> files, const std::vector<SavedPiece>& wanted)
+    : files_(std::move(files)) {
+  std::vector<offload::ChunkPlace> places = places_of(wanted);
+  ahead_ = places.size();
+  chunks_.emplace(files_, std::move(places), *queue_);
+}
 
-std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std::string& tensor) {
+std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std::string& name) {
   if (current_ && is_same(*current_, piece.place)) return now_;
   current_.reset();
+  if (ahead_ == 0) {
+    chunks_.emplace(files_, std::vector{piece.place}, *queue_);
+    ahead_ = 1;
+  }
+  --ahead_;
   try {
-    now_ = chunks_.next();
+    now_ = chunks_->next();
   } catch (const Error& error) {
     if (error.code() != Code::bad_record) throw;
     Problem problem = error.problem();
-    problem.where += fmt::format(": {}, elements {} to {}", tensor, piece.range.first, piece.range.end());
+    problem.where += fmt::format(": {}, elements {} to {}", name, piece.range.first, piece.range.end());
     fail(Code::bad_record, problem);
   }
   current_ = piece.place;
   return now_;
+}
+
+void PieceReader::copy(const std::string& name, const SavedTensor& tensor, std::size_t first, const TileMemory& into) {
+  if (into.parameter_dtype == DType::u8) {
+    return copy(name, tensor, {first, into.count / tensor.item_bytes}, into.parameter);
+  }
+  const auto dtype = std::ranges::find(torch_types, tensor.dtype, &TorchType::name)->ours;
+  require(dtype.has_value(), Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("cannot load a parameter of {}", tensor.dtype),
+                   .where = name,
+                   .needed = "float32, bfloat16 or float16"};
+  });
+  const ChunkKind kind = tensor.kind.value_or(ChunkKind{.parameter = *dtype});
+  for (const Cut& cut : cover(tensor.pieces, {first, into.count})) {
+    auto* const chunk = const_cast<std::byte*>(go_to(cut.piece, name).data());  // it is only read
+    kernels::copy_state(kernels::part(kind.tile(chunk, cut.piece.range.count), cut.first, cut.count),
+                        kernels::part(into, cut.into, cut.count));
+  }
+}
+
+void PieceReader::copy(const std::string& name, const SavedTensor& tensor, const Range& range, std::byte* into) {
+  const std::size_t width = tensor.item_bytes;
+  for (const Cut& cut : cover(tensor.pieces, range))
+    std::ranges::copy(go_to(cut.piece, name).subspan(cut.first * width, cut.count * width), into + cut.into * width);
 }
 
 RankFiles::RankFiles(const std::filesystem::path& folder, std::size_t rank)
@@ -474,7 +545,7 @@ std::uint64_t RankFiles::finish(std::span<const std::byte> extra, bool is_raw) {
   }
   const json described{{"bytes", extra.size()}, {"seal", text_of(seal_of(extra_text))}, {"raw", is_raw}};
   offload::write_text(folder_ / rank_file(rank_, "json"),
-                      sealed({{"chunks", chunks}, {"data_bytes", data_bytes}, {"extra", described}}));
+                      sealed(json_text({{"chunks", chunks}, {"data_bytes", data_bytes}, {"extra", described}})));
   return data_bytes;
 }
 
@@ -541,7 +612,7 @@ std::optional<std::string> CheckpointDirectory::current() const {
     const auto manifest = read_manifest(path_);
     if (!manifest) return "";
     const std::filesystem::path file = path_ / manifest_name;
-    const json content = unsealed(*manifest, file);
+    const json content = parsed(*manifest, file);
     return JsonValue(content, file)["folder"].text();
   } catch (const Error&) {
     return {};

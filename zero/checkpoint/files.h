@@ -16,6 +16,7 @@
 
 #include "offload/chunk_file.h"
 #include "offload/run_directory.h"
+#include "optim/state_layout.h"
 
 namespace ballast {
 
@@ -24,17 +25,6 @@ struct SavedPiece {
   Range range{};
   offload::ChunkPlace place{};
 };
-
-// The elements of a piece that somebody needs.
-struct Cut {
-  SavedPiece piece{};
-  std::size_t first = 0;  // element of the piece
-  std::size_t into = 0;   // element of the requested range
-  std::size_t count = 0;
-};
-
-// The cuts that hold the requested elements, in order. The pieces are in order and have no gaps.
-std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range);
 
 std::string torch_name(DType dtype);
 
@@ -50,6 +40,7 @@ struct SavedTensor {
 
   std::size_t elements() const;
   std::size_t chunk_bytes(std::size_t count) const { return kind ? kind->bytes(count) : count * item_bytes; }
+  std::vector<SavedPiece> pieces_of(const Range& range) const;  // those that hold these elements, in order
 };
 using SavedTensors = std::map<std::string, SavedTensor>;
 
@@ -63,50 +54,70 @@ struct SavedExtra {
   std::string read() const;
 };
 
-struct SavedCheckpoint {
-  std::string folder{};
-  std::uint64_t step = 0;
-  std::string optimizer{};
-  std::string momentum{};  // torch's names of the moments; empty where there is none
-  std::string variance{};
-  bool own_step = false;  // the optimizer's own step makes the updates, with values of its own
-  std::size_t optimizers = 1;
-  SavedTensors tensors{};
-  std::vector<std::filesystem::path> files{};  // see data_files()
-  std::vector<SavedExtra> extras{};            // one for each rank
+// A group of parameters, by name. The options are JSON, as Python writes it.
+struct SavedGroup {
+  std::vector<std::string> parameters{};
+  std::string options{};
 };
 
-// Reads the ranks' indexes in a folder, which have these seals, and adds the pieces of each tensor.
-std::vector<SavedExtra> read_indexes(const std::filesystem::path& folder, const std::vector<std::uint64_t>& seals,
-                                     SavedTensors& tensors);
+struct SavedOptimizer {
+  std::uint64_t step = 0;
+  std::uint64_t skipped = 0;
+  std::string optimizer{};                       // its class
+  std::map<std::string, std::string> moments{};  // torch's names of "momentum" and "variance", as far as it has them
+  std::vector<SavedGroup> groups{};
+  bool own_step = false;         // its own step makes the updates, with values of its own
+  std::string outer_identity{};  // names a training on several hosts with an outer optimizer; the same on all of them
+};
+
+// Torch's names of the moments, as a checkpoint has them.
+std::map<std::string, std::string> moments_of(const optim::StateNames& names);
+
+struct SavedCheckpoint {
+  std::string folder{};  // the folder next to the manifest with the files of the ranks
+  std::size_t ranks = 1;
+  std::vector<SavedOptimizer> optimizers{};  // there is at least one
+  SavedTensors tensors{};
+  std::string converted_from{};  // what `ballast convert` has read, or that a training in C++ wrote it
+  std::string written_by{};
+  std::vector<std::uint64_t> seals{};          // those of the ranks' indexes
+  std::vector<std::filesystem::path> files{};  // with the chunks of each rank
+  std::vector<SavedExtra> extras{};            // one for each rank
+
+  std::uint64_t step() const;  // the most steps that an optimizer has made
+};
 
 // The text of a directory's manifest, which names the current checkpoint; none if there is none.
 std::optional<std::string> read_manifest(const std::filesystem::path& directory);
+// What a manifest says: without the pieces, the files and the extras, which are in the files that it names.
+SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file);
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest);
 
-// The manifest of a training in C++, whose ranks have written their files to the folder.
-std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder, std::size_t ranks);
-// The seals of the ranks' indexes, which a manifest has.
-std::vector<std::string> index_seals(const std::filesystem::path& folder, std::size_t ranks);
+// The manifest of a checkpoint whose ranks have written their files to the folder.
+std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder);
 
-// The names of the files with the ranks' chunks, as pieces number them.
-std::vector<std::filesystem::path> data_files(const std::filesystem::path& folder, std::size_t ranks);
-
-// Reads pieces in the order in which they are wanted, ahead of their use. One that is wanted several times in a row is read once.
-// Used by one thread.
+// Reads pieces in the order in which they are wanted, ahead of their use, and others after those when they are asked for. One that
+// is wanted several times in a row is read once. Used by one thread.
 class PieceReader {
  public:
   // Throws B3202 for a file that is too short for its pieces.
-  PieceReader(const std::vector<std::filesystem::path>& files, const std::vector<SavedPiece>& wanted);
+  PieceReader(std::vector<std::filesystem::path> files, const std::vector<SavedPiece>& wanted);
 
   // Returns the chunk of the next piece, or of the same one again, which stays valid until the next call. Throws B3202, with the
   // elements of the tensor, if the chunk is damaged; later pieces can still be read.
-  std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& tensor);
-  std::span<const std::byte> now() const { return now_; }
+  std::span<const std::byte> go_to(const SavedPiece& piece, const std::string& name);
+
+  // Copies elements of a tensor, from `first` on, into a tile of as many: with their state, or the parameter alone. A tile of bytes
+  // gets them as they are.
+  void copy(const std::string& name, const SavedTensor& tensor, std::size_t first, const TileMemory& into);
+  // Copies elements without state as they are.
+  void copy(const std::string& name, const SavedTensor& tensor, const Range& range, std::byte* into);
 
  private:
+  std::vector<std::filesystem::path> files_;
   std::unique_ptr<offload::IoQueue> queue_ = offload::open_queue();
-  offload::ChunkReader chunks_;
+  std::optional<offload::ChunkReader> chunks_{};
+  std::size_t ahead_ = 0;  // chunks that it still has
   std::optional<offload::ChunkPlace> current_{};
   std::span<const std::byte> now_{};
 };

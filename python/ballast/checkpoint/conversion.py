@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.distributed import METADATA
 from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
-from ballast.checkpoint.foreign import source_of
+from ballast.checkpoint.foreign import as_checkpoint, source_of
 from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
-from ballast.checkpoint.kinds import FOREIGN, kind_of, refuse_without_checkpoint
-from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, content_in, slices
-from ballast.checkpoint.saving import INDEX_BYTES, SLICE, packed
-from ballast.checkpoint.sources import STEP, Source, steps_made
-from ballast.checkpoint.tensors import saved_tensor, state_part
+from ballast.checkpoint.kinds import kind_of, refuse_without_checkpoint
+from ballast.checkpoint.manifest import Checkpoint, parameters_of, slices
+from ballast.checkpoint.saving import INDEX_BYTES, packed
+from ballast.checkpoint.sources import STEP, Source
+from ballast.checkpoint.tensors import SLICE, state_part
 from ballast.checkpoint.weights import state_in, weights_in
 from ballast.checks import fail_of_system, refuse
+from ballast.errors import Error
 from ballast.json_reader import read_json
 from ballast.new_files import require_no_link, write_new
 from ballast.safetensors_format import INDEX, SINGLE
@@ -35,7 +36,6 @@ from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.rules import moments_by_name
 
 log = logging.getLogger("ballast")
-OPTIMIZER = "another program's optimizer"
 MODEL_KEY, OPTIMIZER_KEY = "model", "optim"  # the keys in an export to torch.distributed.checkpoint
 STEM = "model"  # transformers looks for files of this name
 CONFIG = "config.json"
@@ -71,29 +71,29 @@ class Conversion:
         _require_no_checkpoint(directory)
         self._source: Source = source_of(path)
         names = self._source.names()
-        found = {name: self._source.tensor(name) for name in names}
-        self._tensors = {name: stored for name, stored in found.items() if stored is not None}
-        self._moments = self._moments_kept()
-        self._entries = {name: self._entry(name, stored) for name, stored in self._tensors.items()}
+        moments = self._moments_kept(names)
+        trained = [name for name in names if self._source.state(name)]
+        self._checkpoint = as_checkpoint(self._source, self._kind, moments, dict.fromkeys(names), trained)
+        self._entries = self._checkpoint.tensors
 
     def run(self) -> Converted:
-        step = max(each.steps for each in self._entries.values())
         if self._source.trained_only:
             log.warning("%s holds no frozen parameters and no buffers: those of the model will stay", self._path)
         try:
-            written = self._write(step)
+            written = self._write()
         except OSError as error:
             fail_of_system(error)
         trained = [each for each in self._entries.values() if each.role == "trained"]
-        return Converted(step, len(self._entries), len(trained), [*self._moments.values()], written)
+        moments = [*self._checkpoint.optimizers[0].moments.values()]
+        return Converted(self._checkpoint.step, len(self._entries), len(trained), moments, written)
 
     # --- What there is ---
 
-    def _moments_kept(self) -> dict[str, str]:
+    def _moments_kept(self, names: Iterable[str]) -> dict[str, str]:
         """Return torch's names of the moments, by the library's."""
         known = moments_by_name()
         found: dict[str, str] = {}
-        for name in self._tensors:
+        for name in names:
             for key in sorted(set(self._source.state(name)) - {STEP}):
                 kind = known.get(key, "")
                 if not kind or found.setdefault(kind, key) != key:
@@ -112,41 +112,24 @@ class Conversion:
             )
         return {kind: found[kind] for kind in ("momentum", "variance") if kind in found}
 
-    def _entry(self, name: str, stored: StoredTensor) -> _core.SavedTensor:
-        """Describe a tensor for the manifest. One without state is a frozen parameter or a buffer; which of them, the model
-        knows that loads it."""
-        if not self._source.state(name):
-            return saved_tensor("frozen", stored.dtype, stored.shape)
-        for moment in self._moments.values():
-            kept = self._source.tensor(name, moment)
-            if kept is None:
-                refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one for each parameter with state")
-            if kept.elements != stored.elements:
-                refuse(f"the checkpoint holds {moment} of shape {kept.shape}", where=name, needed=f"{stored.shape}")
-        has = {kind: kind in self._moments for kind in ("momentum", "variance")}
-        kind = _core.ChunkKind(parameter=_core.DType.fp32, format=_core.StateFormat.fp32, **has)
-        steps = steps_made(self._source, name, needed=has["variance"])
-        return saved_tensor("trained", torch.float32, stored.shape, kind=kind, steps=steps)
-
     # --- Writing ---
 
-    def _write(self, step: int) -> int:
+    def _write(self) -> int:
         place = lock(self._directory)
-        folder = folder_name(step, int.from_bytes(os.urandom(4), "little"))
+        folder = folder_name(self._checkpoint.step, int.from_bytes(os.urandom(4), "little"))
         try:
             _require_no_checkpoint(self._directory)
             place.create(folder)
             require_space(self._directory, self._bytes())
             written = self._write_files(self._directory / folder)
-            checkpoint = Checkpoint(
-                ranks=1,
+            saved = _core.SavedCheckpoint(
                 folder=folder,
-                optimizers=[SavedOptimizer(step=step, skipped=0, optimizer=OPTIMIZER, moments=self._moments, groups=[])],
+                ranks=1,
+                optimizers=self._checkpoint.optimizers,
                 tensors=self._entries,
-                indexes=[],
-                converted_from=FOREIGN[self._kind],
+                converted_from=self._checkpoint.converted_from,
             )
-            Commit(self._directory, place, folder, checkpoint.to_json()).make_current()
+            Commit(self._directory, place, saved).make_current()
         except BaseException:
             place.discard(folder)
             raise
@@ -160,23 +143,19 @@ class Conversion:
 
     def _write_files(self, folder: Path) -> int:
         """Write the files of the only rank, and return the bytes of its data."""
-        files = _core.RankFiles(str(folder), rank=0)
-        for name, each in self._entries.items():
-            for elements in slices(each.elements, SLICE):
-                self._append(files, name, each, elements)
+        files, reader = _core.RankFiles(str(folder), rank=0), self._checkpoint.reader()
+        for name, entry in self._entries.items():
+            kinds = ["parameter", *self._checkpoint.optimizers[0].moments] if entry.kind is not None else ["parameter"]
+            for first, count in slices(entry.elements, SLICE):
+                values = {kind: torch.empty(count, dtype=getattr(torch, entry.dtype), device="cpu") for kind in kinds}
+                if entry.kind is None:
+                    address, size = values["parameter"].data_ptr(), values["parameter"].nbytes
+                    reader.copy_elements(name, entry, (first, count), address)
+                    files.append_memory(address, size, name, (first, count))
+                else:
+                    reader.copy(name, entry, first, state_part(values))
+                    files.append(state_part(values), name, (first, count))
         return files.finish(packed(None), raw=False)
-
-    def _append(self, files: _core.RankFiles, name: str, described: _core.SavedTensor, elements: tuple[int, int]) -> None:
-        stored = self._tensors[name]
-        if described.role != "trained":
-            values = stored.read_part(*elements)
-            return files.append_memory(values.data_ptr(), values.nbytes, name, elements)
-        sources: Mapping[str, StoredTensor | None] = {
-            "parameter": stored,
-            **{kind: self._source.tensor(name, moment) for kind, moment in self._moments.items()},
-        }
-        part = {kind: each.read_part(*elements).to(torch.float32) for kind, each in sources.items() if each is not None}
-        files.append(state_part(part), name, elements)
 
 
 def _foreign_kind(path: Path) -> str:
@@ -188,7 +167,11 @@ def _foreign_kind(path: Path) -> str:
 
 
 def _require_no_checkpoint(directory: Path) -> None:
-    if content_in(directory) != {}:  # None: one that cannot be read
+    try:
+        is_there = _core.read_manifest(str(directory)) is not None
+    except Error:
+        is_there = True
+    if is_there:
         refuse(f"cannot convert to {directory}: there is a checkpoint already", needed="another directory, or none")
 
 
@@ -294,13 +277,17 @@ def write_distributed(checkpoint: Path, folder: Path, weights: Mapping[str, Stor
 
 
 def _optimizer_content(saved: Checkpoint, state: Mapping[str, Mapping[str, StoredTensor]]) -> dict[str, Any]:
-    own_steps = {name for each in saved.optimizers if each.own_step for name in each.parameters}
+    own_steps = {name for each in saved.optimizers if each.own_step for name in parameters_of(each)}
     states: dict[str, dict[str, Any]] = {}
     for name, values in state.items():
         states[name] = {key: _planned(value) for key, value in values.items()}
         if name not in own_steps:
             states[name]["step"] = torch.tensor(float(saved.tensors[name].steps), device="cpu")
-    groups = [{"params": group["parameters"], **group["options"]} for each in saved.optimizers for group in each.groups]
+    groups = [
+        {"params": group.parameters, **options}
+        for each, all_options in zip(saved.optimizers, saved.options)
+        for group, options in zip(each.groups, all_options)
+    ]
     return {"state": states, "param_groups": groups}
 
 

@@ -16,8 +16,8 @@ import torch
 
 from ballast.checkpoint.kinds import parts_of_distributed
 from ballast.checkpoint.manifest import fail_file
-from ballast.checkpoint.sources import OF_OPTIMIZERS, Content, WholeTensor
-from ballast.checkpoint.torch_file import ANY, Unpickler, fail_unreadable, load_without_code, require_plain
+from ballast.checkpoint.sources import OF_OPTIMIZERS, Content
+from ballast.checkpoint.torch_file import ANY, Unpickler, WholeTensor, fail_unreadable, load_without_code, require_plain
 from ballast.errors import Error
 from ballast.torch.parameters.stored_tensors import Latest, StoredTensor
 

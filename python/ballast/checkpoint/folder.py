@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ballast import _core
-from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import content_in, rank_file
+from ballast.checkpoint.manifest import outline_in, rank_file
 from ballast.checks import fail, refuse
 from ballast.sizes import human_size
 from ballast.torch.parameters.units import names_in_model
@@ -46,7 +44,8 @@ def folder_name(step: int, token: int) -> str:
 def require_same_model(directory: Path, names: Collection[str]) -> None:
     """Refuse to replace a checkpoint that has no tensor of these names: two models would replace each other's
     checkpoints."""
-    there = (content_in(directory) or {}).get("tensors", {})
+    found = outline_in(directory)
+    there = {} if found is None else found.tensors
     if there and not any(own in names for own in names_in_model(there.keys(), names).values()):
         refuse(
             "cannot replace a checkpoint of another model: it has no tensor with a name of this model",
@@ -60,11 +59,11 @@ def require_same_model(directory: Path, names: Collection[str]) -> None:
 def require_same_history(directory: Path, known: Collection[str], ours: Collection[str]) -> None:
     """Refuse to replace a checkpoint that is not one of `ours`, if this training has saved or loaded the `known`
     folders here. Otherwise two jobs would take turns, and a reader would get the state of either."""
-    there = content_in(directory) or {}
-    if known and there and there["folder"] not in ours:
+    there = outline_in(directory)
+    if known and there is not None and there.folder not in ours:
         fail(
             "directory_in_use",
-            f"cannot save: another job has saved step {there['step']} here since this training saved or loaded",
+            f"cannot save: another job has saved step {there.step} here since this training saved or loaded",
             where=str(directory),
             needed="one job that saves to a directory",
             remedy="Stop the other job, or save to another directory. To resume from the checkpoint that is there, load "
@@ -104,17 +103,18 @@ class Commit:
 
     path: Path
     directory: _core.CheckpointDirectory
-    folder: str
-    content: Mapping[str, Any]  # the manifest without the ranks' indexes
+    saved: _core.SavedCheckpoint
+
+    @property
+    def folder(self) -> str:
+        return self.saved.folder
 
     def is_complete(self) -> bool:
         """Return whether all ranks have written their files. The folder is listed, as a network file system may remember for
         a while that a name was not there."""
-        names = {rank_file(rank, "json") for rank in range(self.content["ranks"])}
+        names = {rank_file(rank, "json") for rank in range(self.saved.ranks)}
         return names.issubset(os.listdir(self.path / self.folder))
 
     def make_current(self) -> None:
         """Write the manifest, with the seals of all ranks' indexes as they are on the drive."""
-        seals = _core.index_seals(str(self.path / self.folder), self.content["ranks"])
-        indexes = [{"file": rank_file(rank, "json"), "seal": seal} for rank, seal in enumerate(seals)]
-        self.directory.make_current(self.folder, manifest.sealed({**self.content, "indexes": indexes}))
+        self.directory.make_current(self.folder, self.saved.manifest(str(self.path / self.folder)))

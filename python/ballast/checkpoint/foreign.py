@@ -1,11 +1,12 @@
-"""Load the parameters and moments of a checkpoint that another program wrote, with the reader for its files."""
+"""Checkpoints that other programs wrote, and runs, as those of Ballast: a map of their tensors, and a reader of their files."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,20 @@ import torch
 from ballast import _core
 from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is_sharded
 from ballast.checkpoint.distributed import content_of
-from ballast.checkpoint.kinds import kind_of
+from ballast.checkpoint.kinds import FOREIGN, kind_of
+from ballast.checkpoint.manifest import Checkpoint, Reader
 from ballast.checkpoint.recorded import Recorded
 from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
-from ballast.checkpoint.tensors import LOADING, buffers_by_name, parameter_names, parameters_by_name, state_part, warn_of_left
+from ballast.checkpoint.tensors import buffers_by_name, parameter_names, parameters_by_name, saved_tensor, state_part
 from ballast.checkpoint.torch_file import StandIn
 from ballast.checks import refuse
-from ballast.ranks import Agreement
 from ballast.torch.memory import BYTES
-from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
-from ballast.torch.parameters.stored_tensors import StoredTensor, stored_part
-from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.parameters.stored_tensors import Latest, StoredTensor
 from ballast.torch.parts import full_shape
-from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
-from ballast.torch.updates.rules import is_same, set_options
+from ballast.torch.updates.rules import is_same
 
 log = logging.getLogger("ballast")
-ZERO = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -78,165 +75,143 @@ def _torch_source(path: Path, names: Names | None) -> Keyed:
     return Keyed(content_of_files(path), names.trained, names.shapes, names.groups)
 
 
-class ForeignImport:
-    """One import into one model and optimizer. All ranks do this together. Each reads its shards, or one full tensor at a time
-    where the format has only those."""
+class SourceReader:
+    """Reads elements of a source's tensors, as a PieceReader does of a checkpoint."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, access: Training):
-        self._access = access
-        self._model = model
-        self._agreement = Agreement(access.group, LOADING)
-        self._parameters = parameters_by_name(model, [access])
-        self._names = parameter_names(model, [access])
-        self._buffers = buffers_by_name(model)
-        self._moments = {kind.name: name for kind, name in access.names_of_moments()}
-        self._current: tuple[str, dict[str, StoredTensor]] = ("", {})
-        with self._agreement.settled():
-            access.require_loadable()
-            if access.has_custom_step:
-                refuse(
-                    f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
-                    needed="an optimizer that the library has a rule for, such as AdamW",
-                )
-            trained = [self._names[id(each)] for _, each in access.parameters() if each.requires_grad]
-            shapes = {name: tuple(full_shape(each)) for name, each in {**self._parameters, **self._buffers}.items()}
-            groups = [[self._names[id(each)] for each in group["params"]] for group in access.optimizer.param_groups]
-            self._source: Source = source_of(directory, Names(trained, shapes, groups))
-            self._require_tensors(trained)
-            require_expected(model, (each for name, each in self._buffers.items() if self._has(name)))
-            self._fresh = self._without_state(trained)
-            self._require_moments([name for name in trained if name not in self._fresh])
-            made = {name: self._steps(name) for name in trained}
-            self._options = access.options_to_set(self._saved_options())
-            self._extra = self._source.extra()
-        self._steps_made = {id(self._parameters[name]): steps for name, steps in made.items()}
+    def __init__(self, source: Source, moments: Mapping[str, str]):
+        self._source, self._moments = source, moments
+        self._latest = Latest()  # the shards of a parameter come one after the other
 
-    def run(self) -> Any:
-        self._access.optimizer.zero_grad()
-        self._warn_of_options()
-        set_options(self._access.optimizer.param_groups, self._options)
-        steps = max(self._steps_made.values(), default=0)
-        expect(parameter for name, parameter in self._parameters.items() if self._has(name))
-        expect_buffers(self._model)
-        self._buffers = buffers_by_name(self._model)
-        partition = self._access.begin_from(self._steps_made, steps, {})
+    def copy(self, name: str, tensor: _core.SavedTensor, first: int, into: _core.StatePart) -> None:
+        """Copy elements with their state, or the parameter alone. A part of bytes gets them as they are."""
+        stored = self._latest.get(name, partial(self._stored, name, tensor))
+        if into.is_bytes:
+            values = stored["parameter"].read_part(first, into.count // tensor.item_bytes).view(BYTES)
+            return into.copy_from(_core.StatePart(dtype=_core.DType.u8, parameter=values.data_ptr(), count=into.count))
+        shard = {kind: each.read_part(first, into.count).to(torch.float32) for kind, each in stored.items()}
+        into.copy_from(state_part(shard))
 
-        def change(part: _core.StatePart) -> None:
-            with self._agreement.attempt():
-                if self._agreement.error is None:
-                    self._change(part, partition.member_of(part))
+    def copy_elements(self, name: str, tensor: _core.SavedTensor, elements: tuple[int, int], into: int) -> None:
+        """Copy elements without state, as they are."""
+        self._latest.get(name, partial(self._stored, name, tensor))["parameter"].read(*elements, into)
 
-        partition.change_shards(change, steps, self._agreement.settle)
-        with self._agreement.settled():
-            self._fill_the_rest(partition)
-        self._access.finish_loading()
-        return self._extra
+    def _stored(self, name: str, tensor: _core.SavedTensor) -> dict[str, StoredTensor]:
+        moments = {} if tensor.kind is None else self._moments
+        found = {kind: self._source.tensor(name, moment) for kind, moment in {"parameter": "", **moments}.items()}
+        return {kind: stored for kind, stored in found.items() if stored is not None}
 
-    def _saved_options(self) -> list[dict[str, Any]]:
+
+@dataclass
+class ForeignCheckpoint(Checkpoint):
+    """A source as a checkpoint. Its masters and moments are in fp32."""
+
+    source: Source = field(kw_only=True)
+
+    def reader(self, wanted: Sequence[_core.Piece] = ()) -> Reader:
+        return SourceReader(self.source, self.optimizers[0].moments)
+
+
+def as_checkpoint(
+    source: Source, kind: str, moments: dict[str, str], shapes: Mapping[str, tuple[int, ...] | None], trained: Collection[str]
+) -> ForeignCheckpoint:
+    """Return a source as a checkpoint of these tensors, as far as it has them. `moments` are torch's names, by the library's,
+    of those that the `trained` ones have; `shapes` are those in the model, if there is one."""
+    tensors: dict[str, _core.SavedTensor] = {}
+    for name, shape in shapes.items():
+        stored = source.tensor(name)
+        if stored is not None:
+            own = stored.shape if shape is None or not _is_flat(source, stored, shape) else shape
+            tensors[name] = saved_tensor("frozen", stored.dtype, own)
+            if name in trained:
+                tensors[name] = _trained(source, name, own, moments, own if shape is None else shape)
+    steps = max((each.steps for each in tensors.values()), default=0)
+    saved = _core.SavedOptimizer(step=steps, optimizer="another program's optimizer", moments=moments, groups=[])
+    return ForeignCheckpoint(
+        step=steps,
+        folder="",
+        ranks=1,
+        optimizers=[saved],
+        options=[[]],
+        tensors=tensors,
+        converted_from=FOREIGN[kind],
+        written_by=_core.version,
+        extras=[],
+        files=[],
+        source=source,
+    )
+
+
+def _is_flat(source: Source, stored: StoredTensor, shape: tuple[int, ...]) -> bool:
+    return source.may_be_flat and stored.shape == (math.prod(shape),)
+
+
+def _trained(
+    source: Source, name: str, shape: tuple[int, ...], moments: Mapping[str, str], of_moments: tuple[int, ...]
+) -> _core.SavedTensor:
+    """Describe a tensor with its state. One without is a frozen parameter or a buffer; which of them, the model knows."""
+    for moment in moments.values():
+        kept = source.tensor(name, moment)
+        if kept is None:
+            refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one for each parameter with state")
+        if kept.shape != of_moments and not _is_flat(source, kept, of_moments):
+            refuse(f"the checkpoint holds {moment} of shape {kept.shape}", where=name, needed=f"{of_moments}")
+    has = {kind: kind in moments for kind in ("momentum", "variance")}
+    kind = _core.ChunkKind(parameter=_core.DType.fp32, format=_core.StateFormat.fp32, **has)
+    steps = steps_made(source, name, needed=has["variance"])
+    return saved_tensor("trained", torch.float32, shape, kind=kind, steps=steps)
+
+
+class ForeignPlace:
+    """Another program's checkpoint, for a model and its optimizer."""
+
+    def __init__(self, path: Path, model: torch.nn.Module, access: Training):
+        self.path = path
+        self._model, self._access = model, access
+
+    def read_text(self) -> bytes:
+        return b""
+
+    def parse(self, text: bytes, rank: int) -> Checkpoint:
+        access = self._access
+        if access.has_custom_step:
+            refuse(
+                f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
+                needed="an optimizer that the library has a rule for, such as AdamW",
+            )
+        names = parameter_names(self._model, [access])
+        trained = [names[id(each)] for _, each in access.parameters() if each.requires_grad]
+        known = {**parameters_by_name(self._model, [access]), **buffers_by_name(self._model)}
+        shapes = {name: tuple(full_shape(each)) for name, each in known.items()}
+        groups = [[names[id(each)] for each in group["params"]] for group in access.optimizer.param_groups]
+        source = source_of(self.path, Names(trained, shapes, groups))
+        moments = {kind.name: name for kind, name in access.names_of_moments()}
+        without = self._without_state(source, trained, moments)
+        with_state = [name for name in trained if name not in without]
+        found = as_checkpoint(source, kind_of(self.path), moments, shapes, with_state)
+        found.options = [self._options(source, groups)]
+        found.extra = source.extra()
+        return found
+
+    def _without_state(self, source: Source, trained: Sequence[str], moments: Mapping[str, str]) -> Collection[str]:
+        """Return the parameters without optimizer state: torch has none for a parameter that never got a gradient. If
+        all of them lack it, the state itself is missing."""
+        without = [name for name in trained if not source.state(name)] if moments else []
+        if len(without) == len(trained):
+            return ()
+        self._warn("the optimizer state of these parameters begins at zero, because the checkpoint has none: %s", without)
+        return without
+
+    def _options(self, source: Source, groups: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """Return the options that the checkpoint has for each group of the optimizer, where its parameters agree on them."""
         saved = []
-        for number, group in enumerate(self._access.optimizer.param_groups):
-            found = [options for each in group["params"] if (options := self._source.options(self._names[id(each)]))]
+        for number, names in enumerate(groups):
+            found = [options for name in names if (options := source.options(name))]
             differ = {key for options in found for key in options if not is_same(options[key], found[0].get(key))}
             self._warn(f"param_groups[{number}] keeps options that its parameters disagree on in the checkpoint: %s", [*differ])
             options = found[0] if found else {}
             saved.append({k: v for k, v in options.items() if k not in differ and not isinstance(v, StandIn)})
         return saved
 
-    def _warn_of_options(self) -> None:
-        """Warn of options that are not those of the script any more."""
-        changed = [
-            f"{key}={new[key]} instead of {group[key]} in param_groups[{number}]"
-            for number, (group, new) in enumerate(zip(self._access.optimizer.param_groups, self._options))
-            for key in new
-            if key in group and not is_same(group[key], new[key])
-        ]
-        self._warn("the optimizer continues with options of the checkpoint: %s", changed)
-
-    def _has(self, name: str) -> bool:
-        return self._source.tensor(name) is not None
-
-    # --- Before anything changes ---
-
-    def _require_tensors(self, trained: list[str]) -> None:
-        for name in trained:
-            if not self._has(name):
-                refuse("the checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
-        kept = []
-        for name, tensor in {**self._parameters, **self._buffers}.items():
-            if self._has(name):
-                self._require_shape(name, tensor)
-            else:
-                kept.append(name)
-        warn_of_left(kept, self._access)
-
-    def _without_state(self, trained: list[str]) -> set[str]:
-        """Return the parameters without optimizer state: torch has none for a parameter that never got a gradient. If
-        all of them lack it, the state itself is missing."""
-        without = [name for name in trained if not self._source.state(name)] if self._moments else []
-        if len(without) == len(trained):
-            return set()
-        self._warn("the optimizer state of these parameters begins at zero, because the checkpoint has none: %s", without)
-        return set(without)
-
-    def _require_moments(self, names: list[str]) -> None:
-        for name in names:
-            for moment in self._moments.values():
-                if self._source.tensor(name, moment) is None:
-                    refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one of the same optimizer")
-                self._require_shape(name, self._parameters[name], moment)
-
-    def _require_shape(self, name: str, tensor: torch.Tensor, moment: str = "") -> None:
-        stored, expected = self._source.tensor(name, moment), tuple(full_shape(tensor))
-        found = None if stored is None else stored.shape
-        if found != expected and not (self._source.may_be_flat and found == (math.prod(expected),)):
-            what = f"the checkpoint holds {moment or 'a tensor'} of shape {found}"
-            refuse(what, where=name, needed=f"{expected}, the shape in the model")
-
-    def _steps(self, name: str) -> int:
-        return 0 if name in self._fresh else steps_made(self._source, name, needed="variance" in self._moments)
-
     def _warn(self, words: str, names: list[str]) -> None:
         if names and self._access.group.rank == 0:
             log.warning(words, ", ".join(sorted(names)))
-
-    # --- The change ---
-
-    def _change(self, part: _core.StatePart, member: UnitParameter) -> None:
-        """Copy this shard from the source, in fp32. A frozen parameter that the source lacks stays as it is."""
-        tensors = self._tensors_of(self._names[id(member.parameter)])
-        if not tensors:
-            return
-        if member.is_opaque:
-            self._copy_bytes(part, tensors["parameter"].read_all(), member)
-            return
-        shard = {}
-        for kind in ("parameter", *(() if part.frozen else self._moments)):
-            values = tensors[kind].read_part(part.first, part.count) if kind in tensors else ZERO.repeat(part.count)
-            shard[kind] = values.to(torch.float32)
-        part.copy_from(state_part(shard))
-
-    def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: UnitParameter) -> None:
-        if values.dtype != member.parameter.dtype:
-            what = f"cannot load a packed parameter of {member.parameter.dtype} from a checkpoint that has {values.dtype}"
-            refuse(what, where=member.name, needed="a model that is quantized as the saved one")
-        shard = values.contiguous().view(BYTES)[part.first : part.first + part.count].contiguous()
-        part.copy_from(_core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), count=part.count))
-
-    def _tensors_of(self, name: str) -> dict[str, StoredTensor]:
-        """Return a parameter and the moments that the source has of it. The shards of a parameter come one after the other, so
-        those of the last one are kept."""
-        if self._current[0] != name:
-            moments = {} if name in self._fresh else self._moments
-            found = {kind: self._source.tensor(name, moment) for kind, moment in {"parameter": "", **moments}.items()}
-            own = self._parameters[name]
-            self._current = (name, {kind: stored_part(stored, own) for kind, stored in found.items() if stored is not None})
-        return self._current[1]
-
-    def _fill_the_rest(self, partition: Partition) -> None:
-        partitioned = {id(member.parameter) for member in partition.all_members}
-        outside = {name: each for name, each in self._parameters.items() if id(each) not in partitioned}
-        for name, tensor in {**outside, **self._buffers}.items():
-            stored = self._source.tensor(name)
-            if stored is not None:
-                tensor.data.copy_(stored_part(stored, tensor).read_all().view(tensor.shape))

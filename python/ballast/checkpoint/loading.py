@@ -5,30 +5,31 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import CustomState
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, PARAMETERS, Checkpoint, SavedOptimizer
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, PARAMETERS, Checkpoint, Reader
 from ballast.checkpoint.outer import OuterLoading
-from ballast.checkpoint.remote import RemoteCheckpoint
 from ballast.checkpoint.tensors import (
     LOADING,
     PlainTensor,
     Target,
     TrainedTensor,
     buffers_by_name,
-    cuts_of,
     know_checkpoints,
     moment_name,
     parameter_names,
     parameters_by_name,
+    pieces_of,
+    read_elements,
     require_all_partitioned,
     warn_of_left,
 )
@@ -39,13 +40,22 @@ from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import is_opaque, plain
 from ballast.torch.parameters.units import UnitParameter, names_in_model
-from ballast.torch.parts import full_shape, part_of
+from ballast.torch.parts import full_ranges, full_shape, part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
-from ballast.torch.updates.rules import set_options
+from ballast.torch.updates.rules import is_same, set_options
 from ballast.torch.updates.sharded_state import State
 
-Place = manifest.LocalCheckpoint | RemoteCheckpoint
+log = logging.getLogger("ballast")
+
+
+class Place(Protocol):
+    """Where a checkpoint is, which may be replaced while it is read."""
+
+    @property
+    def path(self) -> Path | str: ...
+    def read_text(self) -> bytes: ...
+    def parse(self, text: bytes, rank: int) -> Checkpoint: ...
 
 
 def load_current(place: Place, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
@@ -89,16 +99,18 @@ class Loading:
                 access.require_loadable()
                 access.require_changeable()
                 require_all_partitioned(access, names)
-            self._checkpoint = place.parse(text, accesses[0].group.rank)
-            use_model_names(self._checkpoint, {**self._parameters, **buffers})
-            left = leave_out(self._checkpoint, self._parameters, buffers)
-            require_compatible(self._checkpoint, accesses, self._parameters, buffers, names)
+            self.checkpoint = place.parse(text, accesses[0].group.rank)
+            use_model_names(self.checkpoint, {**self._parameters, **buffers})
+            left = leave_out(self.checkpoint, self._parameters, buffers)
+            require_compatible(self.checkpoint, accesses, self._parameters, buffers, names)
             require_expected(model, buffers.values())
             self._buffers = [*buffers]
-            self.reader, self.names = self._checkpoint.reader, names
-            self.tensors = self._checkpoint.tensors
-            self._parts = [LoadingPart(self, *each) for each in zip(accesses, self._checkpoint.optimizers)]
-            self._extra = read_extra(self._checkpoint, accesses[0].ranks.saving_group.rank)
+            self.reader, self.names = self.checkpoint.reader, names
+            self.tensors = self.checkpoint.tensors
+            self._parts = [
+                LoadingPart(self, *each) for each in zip(accesses, self.checkpoint.optimizers, self.checkpoint.options)
+            ]
+            self._extra = read_extra(self.checkpoint, accesses[0].ranks.saving_group.rank)
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
@@ -109,7 +121,7 @@ class Loading:
                 (piece for tensor in self.tensors.values() for piece in tensor.pieces), key=lambda piece: piece.offset
             )
             last = {piece.file: piece for piece in pieces}
-            _core.PieceReader(self._checkpoint.files, [*last.values()])
+            _core.PieceReader(self.checkpoint.files, [*last.values()])
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -121,7 +133,8 @@ class Loading:
                 part.fill([], {})
         for access in self._accesses:
             access.finish_loading()
-        know_checkpoints(self._accesses, self._place.path, [self._checkpoint.folder])
+        if self.checkpoint.folder:
+            know_checkpoints(self._accesses, self._place.path, [self.checkpoint.folder])
         return self._extra
 
     def _rest(self) -> list[torch.nn.Parameter]:
@@ -134,6 +147,8 @@ class Loading:
 def read_extra(checkpoint: Checkpoint, rank: int) -> Any:
     """Return the extra of the rank with the same number; additional ranks start again with that of rank 0. Tensors are
     loaded to the host, because the GPU that they were on may not exist here."""
+    if not checkpoint.extras:
+        return checkpoint.extra
     extra = checkpoint.extras[rank % checkpoint.ranks]
     content = extra.read()
     return content if extra.raw else load_without_code(io.BytesIO(content), Path(extra.file))
@@ -143,7 +158,7 @@ class LoadingPart:
     """Loads one optimizer. The constructor checks everything that can be checked; then all ranks call begin() and fill()
     together."""
 
-    def __init__(self, loading: Loading, access: Training, saved: SavedOptimizer):
+    def __init__(self, loading: Loading, access: Training, saved: _core.SavedOptimizer, options: list[dict[str, Any]]):
         self._reader, self._tensors, self._names = loading.reader, loading.tensors, loading.names
         self._agreement = loading.agreement
         self._access = access
@@ -151,7 +166,8 @@ class LoadingPart:
         self._custom = CustomState(access, self._tensors, self._names)
         self._custom.require_stored()
         self._outer = OuterLoading(access, self._tensors, self._names, saved.outer_identity)
-        self._options = access.options_to_set([group["options"] for group in saved.groups])
+        self._options = access.options_to_set(options)
+        self._warns = bool(loading.checkpoint.converted_from) and access.group.rank == 0
         self._partition: Partition | None = None
         self.partitioned: set[int] = set()  # ids of the parameters in it
         self._frozen_state: State = {}
@@ -159,6 +175,8 @@ class LoadingPart:
 
     def begin(self) -> None:
         """Make a partition that continues after the saved step."""
+        if self._warns:
+            warn_of_options(self._access.optimizer.param_groups, self._options)
         set_options(self._access.optimizer.param_groups, self._options)
         if self._access.has_custom_step:
             self._frozen_state = self._custom.frozen()
@@ -219,12 +237,15 @@ class LoadingPart:
         parts = [(partition.member_of(part), part) for part in partition.core.local_shards()]
         parts = [(member, part) for member, part in parts if self._name(member.parameter) in self._tensors]
         own = self._custom.targets(partition)
-        wanted = [cut for target in own for cut in target.cuts()]
-        wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
-        wanted += [cut for target in targets for cut in target.cuts()]
+        wanted = [piece for target in own for piece in target.pieces]
+        for member, part in parts:
+            first, count = member.parameter_range(part.first, part.count)
+            for entry in (self._tensors[self._name(member.parameter)], *self._own_values(member, part).values()):
+                wanted += pieces_of(entry, part_of(member.parameter), first, count)
+        wanted += [piece for target in targets for piece in target.pieces]
         with self._agreement.settled():
-            stream = self._reader([cut.piece for cut in wanted])
-        self._fill_targets(own, stream)
+            reader = self._reader(wanted)
+        self._fill_targets(own, reader)
         with self._agreement.settled():
             self._custom.install(partition)
 
@@ -232,44 +253,28 @@ class LoadingPart:
             with self._agreement.attempt():
                 member = partition.member_of(part)
                 if self._agreement.error is None and self._name(member.parameter) in self._tensors:
-                    self._change(part, member, stream)
+                    self._change(part, member, reader)
 
         partition.change_shards(change, self._saved.step, self._agreement.settle)
-        self._fill_targets(targets, stream)
+        self._fill_targets(targets, reader)
 
-    def _fill_targets(self, targets: list[Target], stream: _core.PieceReader) -> None:
+    def _fill_targets(self, targets: list[Target], reader: Reader) -> None:
         with self._agreement.settled():
             for target in targets:
-                target.begin()
-                for cut in target.cuts():
-                    stream.go_to(cut.piece, target.name)
-                    target.take(stream, cut)
-                target.finish()
+                target.fill(reader)
 
-    def _cuts(self, member: UnitParameter, part: _core.StatePart) -> Iterator[tuple[_core.Cut, int | None]]:
-        """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
-        of the value."""
+    def _own_values(self, member: UnitParameter, part: _core.StatePart) -> dict[int, _core.SavedTensor]:
+        """Return what the checkpoint has of the values that the library keeps for the optimizer's own step, by their number."""
+        return {} if part.frozen else dict(self._custom.stored(self._name(member.parameter)))
+
+    def _change(self, part: _core.StatePart, member: UnitParameter, reader: Reader) -> None:
         name, (first, count) = self._name(member.parameter), member.parameter_range(part.first, part.count)
-        of_tensor = part_of(member.parameter)
-        for cut in cuts_of(self._tensors[name], of_tensor, first, count):
-            yield cut, None
-        for number, entry in [] if part.frozen else self._custom.stored(name):
-            for cut in cuts_of(entry, of_tensor, first, count):
-                yield cut, number
-
-    def _change(self, part: _core.StatePart, member: UnitParameter, stream: _core.PieceReader) -> None:
-        name = self._name(member.parameter)
-        entry, values = self._tensors[name], dict(self._custom.stored(name))
-        kind, width = kind_of(entry, member), member.width
-        for cut, number in self._cuts(member, part):
-            stream.go_to(cut.piece, name)
-            if number is None:
-                elements = (cut.piece.count * width, cut.first * width, cut.into * width, cut.count * width)
-                stream.copy(kind, elements, part)
-            else:
-                stored = torch.frombuffer(stream.memory(), dtype=getattr(torch, values[number].dtype))
-                into = tensor_of(part.own(number), torch.float32)
-                into[cut.into : cut.into + cut.count] = stored[cut.first : cut.first + cut.count]
+        ranges, width = full_ranges(part_of(member.parameter), first, count), member.width
+        for there, some, at in ranges:
+            reader.copy(name, self._tensors[name], there, part.elements(at * width, some * width))
+        for number, entry in self._own_values(member, part).items():
+            values = read_elements(reader, name, entry, ranges, count)
+            tensor_of(part.own(number), torch.float32).copy_(values)
 
     def _saved_parameters(self) -> list[torch.nn.Parameter]:
         """Return the optimizer's parameters, but for those that a converted checkpoint lacks."""
@@ -279,12 +284,16 @@ class LoadingPart:
         return self._names[id(parameter)]
 
 
-def kind_of(entry: _core.SavedTensor, member: UnitParameter) -> _core.ChunkKind:
-    """Return the kind of a parameter's chunks. Without state they are its elements, or its bytes, as they are."""
-    if entry.kind is not None and not member.is_opaque:
-        return entry.kind
-    dtype = _core.DType.u8 if member.is_opaque else PARAMETER_DTYPES[entry.dtype]
-    return _core.ChunkKind(parameter=dtype, format=None, momentum=False, variance=False)
+def warn_of_options(groups: Sequence[Mapping[str, Any]], options: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of options that are not those of the script any more."""
+    changed = [
+        f"{key}={new[key]} instead of {group[key]} in param_groups[{number}]"
+        for number, (group, new) in enumerate(zip(groups, options))
+        for key in new
+        if key in group and not is_same(group[key], new[key])
+    ]
+    if changed:
+        log.warning("the optimizer continues with options of the checkpoint: %s", ", ".join(sorted(changed)))
 
 
 def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Moment], torch.Tensor]:
@@ -298,11 +307,8 @@ def moments_by_kind(thawed: State, access: Training) -> dict[tuple[int, _core.Mo
 
 def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
     """Rename the tensors of a checkpoint whose names include those of wrappers around the model."""
-    names = names_in_model(checkpoint.tensors.keys(), known)
-    checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
-    for saved in checkpoint.optimizers:
-        for group in saved.groups:
-            group["parameters"] = [names.get(name, name) for name in group["parameters"]]
+    checkpoint.names = names_in_model(checkpoint.tensors.keys(), known)
+    checkpoint.tensors = {checkpoint.names[name]: tensor for name, tensor in checkpoint.tensors.items()}
 
 
 def leave_out(checkpoint: Checkpoint, parameters: dict[str, torch.nn.Parameter], buffers: dict[str, torch.Tensor]) -> list[str]:
@@ -358,7 +364,8 @@ def require_compatible(
     for each, access in zip(checkpoint.optimizers, accesses):
         _require_optimizer(each, access)
         if not checkpoint.converted_from:
-            _require_groups(each, access, names)
+            saved_groups = [[checkpoint.names[name] for name in group.parameters] for group in each.groups]
+            _require_groups(saved_groups, access, names)
 
 
 def _counted(optimizers: int) -> str:
@@ -382,7 +389,7 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
             )
 
 
-def _require_optimizer(saved: SavedOptimizer, access: Training) -> None:
+def _require_optimizer(saved: _core.SavedOptimizer, access: Training) -> None:
     moments = {moment.name: name for moment, name in access.names_of_moments()}
     other_custom_step = access.has_custom_step and type(access.optimizer).__name__ != saved.optimizer
     if moments != saved.moments or access.has_custom_step != saved.own_step or other_custom_step:
@@ -392,9 +399,8 @@ def _require_optimizer(saved: SavedOptimizer, access: Training) -> None:
         )
 
 
-def _require_groups(saved: SavedOptimizer, access: Training, names: Mapping[int, str]) -> None:
+def _require_groups(groups_saved: list[list[str]], access: Training, names: Mapping[int, str]) -> None:
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in access.optimizer.param_groups]
-    groups_saved = [group["parameters"] for group in saved.groups]
     if len(groups) != len(groups_saved):
         refuse(f"the checkpoint has {len(groups_saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")
     for number, (ours, theirs) in enumerate(zip(groups, groups_saved)):
@@ -407,7 +413,7 @@ def _require_groups(saved: SavedOptimizer, access: Training, names: Mapping[int,
             )
 
 
-def _state_kept(saved: SavedOptimizer) -> str:
+def _state_kept(saved: _core.SavedOptimizer) -> str:
     if saved.own_step:
         return f"what {saved.optimizer} keeps"
     return " and ".join(saved.moments.values()) or "no moments"

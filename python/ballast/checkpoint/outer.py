@@ -14,8 +14,8 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint.kinds import HOST_FOLDER
-from ballast.checkpoint.manifest import OUTER, content_in
-from ballast.checkpoint.tensors import LOADING, FlatTarget, Target, TorchTensor, Writers, moment_name
+from ballast.checkpoint.manifest import OUTER, Reader, outline_in
+from ballast.checkpoint.tensors import LOADING, Target, TorchTensor, Writers, moment_name
 from ballast.checks import refuse
 from ballast.outer.hosts import HostGroup
 from ballast.outer.optimizer import Fragment, OuterOptimizer, Span
@@ -87,10 +87,10 @@ def host_folders_in(directory: Path) -> dict[int, HostFolder]:
     """Return the checkpoint of each host that has a folder here."""
     folders = {}
     for path in directory.glob("host-*"):
-        found, content = HOST_FOLDER.fullmatch(path.name), content_in(path)
-        if found and content:
-            step = int(content["step"]) + int(content["skipped"])
-            folders[int(found[1])] = HostFolder(step, str(content.get("outer_identity", "")))
+        found, there = HOST_FOLDER.fullmatch(path.name), outline_in(path)
+        if found and there is not None:
+            first = there.optimizers[0]
+            folders[int(found[1])] = HostFolder(first.step + first.skipped, first.outer_identity)
     return folders
 
 
@@ -197,16 +197,14 @@ class _FragmentLoader:
         self._values = {}
 
 
-class _OuterTarget(FlatTarget):
+class _OuterTarget(Target):
     """Takes this rank's elements of one parameter."""
 
     def __init__(self, name: str, entry: _core.SavedTensor, loader: _FragmentLoader, kind: str, span: Span):
         super().__init__(name, entry, span.first, span.count)
         self._loader, self._kind, self._span = loader, kind, span
 
-    def begin(self) -> None:
-        self._flat = self._span.of(self._loader.values(self._kind))
-
-    def finish(self) -> None:
-        del self._flat
+    def fill(self, reader: Reader) -> None:
+        flat = self._span.of(self._loader.values(self._kind))
+        reader.copy_elements(self.name, self.entry, (self.first, self.count), flat.data_ptr())
         self._loader.end_target()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,13 +13,11 @@ import torch
 from ballast import _core
 from ballast.checkpoint.kinds import run_at
 from ballast.checkpoint.sources import STEP, Source
-from ballast.checkpoint.tensors import state_part
+from ballast.checkpoint.tensors import read_state
 from ballast.errors import FailureError
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.updates.commit_metadata import decode_missed_steps
-
-FIRST_ALIGNMENT = 128  # a part of a state begins at a multiple of this many elements
 
 
 class RecordedTensor(StoredTensor):
@@ -29,11 +28,7 @@ class RecordedTensor(StoredTensor):
         self._run, self._name, self._kind = run, name, kind
 
     def read(self, first: int, count: int, into: int) -> None:
-        before = first % FIRST_ALIGNMENT
-        kinds = dict.fromkeys(("parameter", self._kind))
-        values = {kind: torch.zeros(before + count, dtype=torch.float32, device="cpu") for kind in kinds}
-        self._run.copy(self._name, first - before, state_part(values))
-        tensor_at(into, count, self.dtype).copy_(values[self._kind][before:])
+        read_state(partial(self._run.copy, self._name), self._kind, first, tensor_at(into, count, self.dtype))
 
 
 class Recorded(Source):

@@ -18,7 +18,7 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
-from ballast.checkpoint.manifest import FOLDER, Checkpoint, Outline, rank_file
+from ballast.checkpoint.manifest import FOLDER, Checkpoint, rank_file
 from ballast.checkpoint.tensors import LOADING
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement, by_first_rank
@@ -163,12 +163,12 @@ def pull(address: str, directory: Path) -> Moved:
 
     def get(text: bytes) -> Moved:
         with remote.naming_missing():
-            return _pull(remote, text, Outline.of(text, remote.address), directory)
+            return _pull(remote, text, _core.parse_manifest(text, remote.address), directory)
 
     return manifest.current(partial(_manifest_of, remote), get, remote.address)
 
 
-def _pull(remote: Remote, text: bytes, checkpoint: Outline, directory: Path) -> Moved:
+def _pull(remote: Remote, text: bytes, checkpoint: _core.SavedCheckpoint, directory: Path) -> Moved:
     place = lock(directory)
     try:
         place.create(checkpoint.folder)
@@ -205,7 +205,7 @@ class RemoteCheckpoint:
     def parse(self, text: bytes, rank: int) -> Checkpoint:
         """Return the checkpoint of this manifest, for a rank that reads it."""
         folder = Path(self._copy.name)
-        named = Outline.of(text, self.path)
+        named = _core.parse_manifest(text, self.path)
         (folder / named.folder).mkdir(exist_ok=True)
         self._got.clear()
         needed = [rank_file(number, "json") for number in range(named.ranks)] + [rank_file(rank % named.ranks, "extra")]
@@ -284,7 +284,7 @@ def newest(remote: Remote) -> Remote:
     for name in remote.folders():
         if not FOLDER.fullmatch(name) and (text := remote.text(f"{name}/{MANIFEST}")) is not None:
             where = f"{remote.address}/{name}"
-            steps[name] = Outline.of(text, where).step
+            steps[name] = _core.parse_manifest(text, where).step
     if not steps:
         _refuse_without(remote)
     return Remote(f"{remote.address}/{max(steps, key=lambda name: steps[name])}")
@@ -299,5 +299,5 @@ def _refuse_without(remote: Remote) -> NoReturn:
     refuse(f"cannot get a checkpoint: there is none at {remote.address}", needed="an address of `ballast push`")
 
 
-def _files_of(checkpoint: Checkpoint | Outline) -> list[str]:
+def _files_of(checkpoint: Checkpoint | _core.SavedCheckpoint) -> list[str]:
     return [f"{checkpoint.folder}/{rank_file(rank, kind)}" for rank in range(checkpoint.ranks) for kind in KINDS]

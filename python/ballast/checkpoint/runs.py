@@ -64,8 +64,8 @@ def _newest_in(folder: Path) -> str:
     unreadable: dict[Path, Error] = {}
     for path in [folder, *filter(_may_be_checkpoint, sorted(folder.glob("*/")))]:
         try:
-            if content := manifest.read_content(path):
-                steps[path] = int(content["step"])
+            if there := manifest.outline(path):
+                steps[path] = there.step
         except Error as error:
             unreadable[path] = error
     newest = max(steps, key=lambda path: steps[path], default=None)

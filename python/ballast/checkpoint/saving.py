@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ballast import _core
-from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.folder import (
     Commit,
@@ -33,11 +32,12 @@ from ballast.checkpoint.folder import (
     require_same_model,
     require_space,
 )
-from ballast.checkpoint.manifest import Checkpoint, SavedOptimizer, slices
+from ballast.checkpoint.manifest import group_of, outline_in, slices
 from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tensors
 from ballast.checkpoint.runs import notice_for_run
 from ballast.checkpoint.tensors import (
     SAVING,
+    SLICE,
     TorchTensor,
     Writers,
     buffers_by_name,
@@ -64,7 +64,6 @@ from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 
 log = logging.getLogger("ballast")
-SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # what a chunk's entry takes in a rank's index
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two looks at the folder
 
@@ -401,8 +400,8 @@ class Saving:
         known = checkpoints_in(self._accesses, self._directory)
         require_same_history(self._directory, known, folders_of_all(self._accesses))
         # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
-        also_known = [name for name in (folder, manifest.folder_in(self._directory)) if name]
-        know_checkpoints(self._accesses, self._directory, known.union(also_known))
+        there = outline_in(self._directory)
+        know_checkpoints(self._accesses, self._directory, known.union([folder], [] if there is None else [there.folder]))
 
     def _commit(self, folder: str) -> Commit | None:
         """Return what makes the folder the current checkpoint; nothing on other ranks than 0. It has a copy of all that it
@@ -410,8 +409,8 @@ class Saving:
         if self._locked is None:
             return None
         optimizers = [part.saved() for part in self._parts]
-        checkpoint = Checkpoint(self._group.size, folder, optimizers, self._entries, indexes=[])
-        return Commit(self._directory, self._locked, folder, checkpoint.to_json())
+        saved = _core.SavedCheckpoint(folder=folder, ranks=self._group.size, optimizers=optimizers, tensors=self._entries)
+        return Commit(self._directory, self._locked, saved)
 
     # --- The part of this rank ---
 
@@ -513,7 +512,7 @@ class SavingPart:
         self.partition = access.partition_now()
         self.partition.require_not_updated("cannot save the model")
         self._names: Mapping[int, str] = {}
-        self._groups: list[dict[str, Any]] = []
+        self._groups: list[_core.SavedGroup] = []
         self.entries: dict[str, _core.SavedTensor] = {}
         self._local: list[_core.StatePart] = []
 
@@ -563,9 +562,9 @@ class SavingPart:
 
         self.partition.visit_shards(look)
 
-    def saved(self) -> SavedOptimizer:
+    def saved(self) -> _core.SavedOptimizer:
         access = self.access
-        return SavedOptimizer(
+        return _core.SavedOptimizer(
             step=access.steps,
             skipped=access.skipped,
             optimizer=type(access.optimizer).__name__,
@@ -576,7 +575,7 @@ class SavingPart:
         )
 
 
-def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
+def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[_core.SavedGroup]:
     """Return the parameter groups, with names instead of parameters."""
     groups = []
     for number, group in enumerate(optimizer.param_groups):
@@ -591,7 +590,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> lis
                 refuse(f"cannot save a parameter group: {error}", where=where, needed=needed)
             if not _is_read_as(value, read):
                 refuse(f"cannot save a parameter group: {value!r} would be read as {read!r}", where=where, needed=needed)
-        groups.append({"parameters": [names[id(parameter)] for parameter in group["params"]], "options": options})
+        groups.append(group_of([names[id(parameter)] for parameter in group["params"]], options))
     return groups
 
 

@@ -14,14 +14,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from ballast.checkpoint.kinds import torch_files_in
-from ballast.checkpoint.torch_file import contents_of, fail_unreadable, number_in, read_tensors
+from ballast.checkpoint.torch_file import contents_of, number_in, read_tensors
 from ballast.checks import is_number, refuse
 from ballast.json_reader import Json, fail_malformed, read_json
-from ballast.torch.memory import tensor_at
-from ballast.torch.parameters.stored_tensors import Latest, StoredTensor, tensors_in
+from ballast.torch.parameters.stored_tensors import StoredTensor, tensors_in
 from ballast.torch.parameters.units import COMPILED, PARALLEL, names_in_model
 from ballast.torch.updates.updates import UNCOUNTED
 
@@ -82,27 +79,6 @@ def steps_made(source: Source, name: str, needed: bool) -> int:
     if found is None and UNCOUNTED in source.state(name):
         return 1
     return found or 0
-
-
-class WholeTensor(StoredTensor):
-    """A tensor that its file gives only as a whole. `latest` is shared by the tensors of which one is read at a time."""
-
-    def __init__(
-        self, read: Callable[[], torch.Tensor], dtype: torch.dtype, shape: tuple[int, ...], where: Path, latest: Latest
-    ):
-        super().__init__(dtype, shape, str(where))
-        self._read, self._latest = read, latest
-
-    def read(self, first: int, count: int, into: int) -> None:
-        values = self._latest.get(self, self._flat)
-        if count > 0:
-            tensor_at(into, count, self.dtype).copy_(values[first : first + count])
-
-    def _flat(self) -> torch.Tensor:
-        values = self._read().reshape(-1)
-        if values.numel() != self.elements or values.dtype != self.dtype:
-            fail_unreadable(Path(self.where), f"it has {values.numel()} elements of {values.dtype}, and not {self.shape}")
-        return values
 
 
 @dataclass

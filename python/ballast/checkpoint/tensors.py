@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -15,19 +15,21 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checkpoint.manifest import PARAMETER_DTYPES
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Reader, slices
 from ballast.checks import refuse
 from ballast.torch.calls.hooks import receiver_of
 from ballast.torch.optimizer import WrappedOptimizer
 from ballast.torch.parameters.managed_parameter import plain
 from ballast.torch.parameters.units import UnitParameter, named_parameters, names_of, unwrapped, unwrapped_name
-from ballast.torch.parts import Part, full_ranges, full_shape, part_of
+from ballast.torch.parts import Part, Ranges, full_ranges, full_shape, part_of
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.training import Training
 from ballast.torch.updates.sharded_state import LazyState
 
 log = logging.getLogger("ballast")
 
+SLICE = 1 << 20  # elements of a chunk of torch's tensors, or that are read at once
+GROUP = 128  # elements that share a scale; SLICE is a multiple
 SAVING, LOADING = "saving a checkpoint", "loading a checkpoint"  # what other ranks have failed at
 
 
@@ -199,51 +201,44 @@ def steps_of(access: Training, parameter: torch.nn.Parameter, member: UnitParame
     return access.steps - member.missed
 
 
-def cuts_of(entry: _core.SavedTensor, part: Part | None, first: int, count: int) -> list[_core.Cut]:
-    """Return the cuts with elements of a parameter, which may be a part of a full tensor."""
-    return [cut for there, some, at in full_ranges(part, first, count) for cut in entry.cover(there, some, at)]
+def pieces_of(entry: _core.SavedTensor, part: Part | None, first: int, count: int) -> list[_core.Piece]:
+    """Return the pieces with elements of a parameter, which may be a part of a full tensor."""
+    return [piece for there, some, _ in full_ranges(part, first, count) for piece in entry.pieces_of(there, some)]
+
+
+def read_elements(reader: Reader, name: str, entry: _core.SavedTensor, ranges: Ranges, count: int) -> torch.Tensor:
+    """Return elements without state, which are in these ranges of the full tensor."""
+    flat = torch.empty(count, dtype=getattr(torch, entry.dtype), device="cpu")
+    for there, some, at in ranges:
+        reader.copy_elements(name, entry, (there, some), flat.data_ptr() + at * flat.element_size())
+    return flat
 
 
 class Target(ABC):
-    """A tensor to fill with these elements of a checkpoint's tensor: begin(), take() for each cut in order, finish()."""
+    """A tensor to fill with these elements of a checkpoint's tensor."""
 
     def __init__(self, name: str, entry: _core.SavedTensor, first: int, count: int, part: Part | None = None):
         self.name, self.entry, self.first, self.count, self.part = name, entry, first, count, part
 
-    def cuts(self) -> list[_core.Cut]:
-        return cuts_of(self.entry, self.part, self.first, self.count)
+    @property
+    def pieces(self) -> list[_core.Piece]:
+        return pieces_of(self.entry, self.part, self.first, self.count)
 
     @abstractmethod
-    def begin(self) -> None: ...
-    @abstractmethod
-    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None: ...
-    @abstractmethod
-    def finish(self) -> None: ...
+    def fill(self, reader: Reader) -> None: ...
 
 
-class FlatTarget(Target):
-    """Takes elements as they are. begin() makes the flat tensor for them."""
-
-    _flat: torch.Tensor
-
-    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
-        values = torch.frombuffer(reader.memory(), dtype=getattr(torch, self.entry.dtype))
-        self._flat[cut.into : cut.into + cut.count] = values[cut.first : cut.first + cut.count]
-
-
-class PlainTensor(FlatTarget):
+class PlainTensor(Target):
     """A buffer, a frozen parameter or its moments: all of its elements, or a shard."""
 
     def __init__(self, name: str, entry: _core.SavedTensor, tensor: torch.Tensor, first: int = 0, part: Part | None = None):
         super().__init__(name, entry, first, tensor.numel(), part)
         self._tensor = tensor
 
-    def begin(self) -> None:
-        self._flat = torch.empty(self.count, dtype=getattr(torch, self.entry.dtype), device="cpu")
-
-    def finish(self) -> None:
-        self._tensor.copy_(self._flat.view(self._tensor.shape))
-        del self._flat
+    def fill(self, reader: Reader) -> None:
+        ranges = full_ranges(self.part, self.first, self.count)
+        flat = read_elements(reader, self.name, self.entry, ranges, self.count)
+        self._tensor.copy_(flat.view(self._tensor.shape))
 
 
 def state_part(values: Mapping[str, torch.Tensor]) -> _core.StatePart:
@@ -251,6 +246,16 @@ def state_part(values: Mapping[str, torch.Tensor]) -> _core.StatePart:
     parameter = values["parameter"]
     dtype = PARAMETER_DTYPES[str(parameter.dtype).removeprefix("torch.")]
     return _core.StatePart(dtype=dtype, count=parameter.numel(), **{kind: each.data_ptr() for kind, each in values.items()})
+
+
+def read_state(copy: Callable[[int, _core.StatePart], None], kind: str, first: int, into: torch.Tensor) -> None:
+    """Read elements of a parameter, or of one of its moments: `copy` brings stored elements, from the first one on, to a part.
+    The parts of a state begin at multiples of GROUP elements."""
+    for begin, count in slices(into.numel(), SLICE):
+        before = (first + begin) % GROUP
+        values = {each: torch.zeros(before + count, dtype=into.dtype, device="cpu") for each in ("parameter", kind)}
+        copy(first + begin - before, state_part(values))
+        into[begin : begin + count] = values[kind][before:]
 
 
 class TrainedTensor(Target):
@@ -269,18 +274,12 @@ class TrainedTensor(Target):
         super().__init__(name, entry, 0, parameter.numel(), part_of(parameter))
         self._shape, self._parameter = parameter.shape, None if is_sharded else plain(parameter)
         self._moments = moments
-        assert entry.kind is not None
-        self._kind = entry.kind
 
-    def begin(self) -> None:
+    def fill(self, reader: Reader) -> None:
         dtype = torch.float32 if self._parameter is None else self._parameter.dtype
-        self._values = torch.empty(self._shape, dtype=dtype, device="cpu")
-        self._part = state_part({"parameter": self._values, **self._moments})
-
-    def take(self, reader: _core.PieceReader, cut: _core.Cut) -> None:
-        reader.copy(self._kind, (cut.piece.count, cut.first, cut.into, cut.count), self._part)
-
-    def finish(self) -> None:
+        values = torch.empty(self._shape, dtype=dtype, device="cpu")
+        into = state_part({"parameter": values, **self._moments})
+        for there, some, at in full_ranges(self.part, self.first, self.count):
+            reader.copy(self.name, self.entry, there, into.elements(at, some))
         if self._parameter is not None:
-            self._parameter.copy_(self._values)
-        del self._values, self._part
+            self._parameter.copy_(values)

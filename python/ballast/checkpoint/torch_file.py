@@ -10,7 +10,7 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -21,7 +21,7 @@ from ballast._torch_compat import tree_map
 from ballast.checkpoint.manifest import fail_file
 from ballast.checks import fail, is_number, refuse
 from ballast.torch.memory import tensor_at
-from ballast.torch.parameters.stored_tensors import FileTensor, StoredTensor
+from ballast.torch.parameters.stored_tensors import FileTensor, Latest, StoredTensor
 
 log = logging.getLogger("ballast")
 
@@ -130,16 +130,25 @@ def fail_unreadable(path: Path, why: str) -> NoReturn:
     fail("bad_record", f"cannot unpickle a file of a checkpoint: {reason}", where=str(path))
 
 
-class HeldTensor(StoredTensor):
-    """A tensor that is in memory already."""
+class WholeTensor(StoredTensor):
+    """A tensor that its file gives only as a whole. `latest` is shared by the tensors of which one is read at a time."""
 
-    def __init__(self, values: torch.Tensor, where: Path):
-        super().__init__(values.dtype, tuple(values.shape), str(where))
-        self._values = values.reshape(-1)
+    def __init__(
+        self, read: Callable[[], torch.Tensor], dtype: torch.dtype, shape: tuple[int, ...], where: Path, latest: Latest
+    ):
+        super().__init__(dtype, shape, str(where))
+        self._read, self._latest = read, latest
 
     def read(self, first: int, count: int, into: int) -> None:
+        values = self._latest.get(self, self._flat)
         if count > 0:
-            tensor_at(into, count, self.dtype).copy_(self._values[first : first + count])
+            tensor_at(into, count, self.dtype).copy_(values[first : first + count])
+
+    def _flat(self) -> torch.Tensor:
+        values = self._read().reshape(-1)
+        if values.numel() != self.elements or values.dtype != self.dtype:
+            fail_unreadable(Path(self.where), f"it has {values.numel()} elements of {values.dtype}, and not {self.shape}")
+        return values
 
 
 def contents_of(path: Path, kept: Mapping[str, type] | None = None, passed_over: tuple[str, ...] = ANY) -> Any:
@@ -184,7 +193,8 @@ class _Mapped:
         for first, last, offset in self._parts:
             if first <= begin and end <= last and values.is_contiguous():
                 return FileTensor(self._path, offset + begin - first, values.dtype, tuple(values.shape))
-        return HeldTensor(values.clone(), self._path)
+        held = values.clone()
+        return WholeTensor(lambda: held, held.dtype, tuple(held.shape), self._path, Latest())
 
 
 def _mapped_parts(path: str) -> list[tuple[int, int, int]]:

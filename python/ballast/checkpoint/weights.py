@@ -12,20 +12,19 @@ from pathlib import Path
 
 import torch
 
-from ballast import _core
 from ballast._torch_compat import without_modes
 from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import PARAMETERS, Checkpoint
+from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, Reader, parameters_of
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
-from ballast.checkpoint.tensors import state_part
+from ballast.checkpoint.tensors import read_state
 from ballast.checks import fail, refuse
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner, is_on_meta
-from ballast.torch.parameters.stored_tensors import Files, Latest, StoredTensor, stored_part, tensors_in
+from ballast.torch.parameters.stored_tensors import Files, StoredTensor, stored_part, tensors_in
 from ballast.torch.parameters.units import named_buffers, named_parameters, names_in_model, unwrapped, unwrapped_name
 from ballast.torch.parts import full_shape, local_tensor
 from ballast.torch.process_groups import rank_in_job
@@ -45,54 +44,44 @@ class Weights:
 
 class CheckpointTensor(StoredTensor):
     """A parameter or a buffer in a checkpoint of Ballast, or a moment in fp32. Each chunk is read as a whole, and compared with
-    its checksum."""
+    its checksum. `reader` is shared by the tensors of a checkpoint."""
 
     def __init__(
-        self, name: str, checkpoint: Checkpoint, latest: Latest, dtype: torch.dtype | None = None, kind: str = "parameter"
+        self, name: str, checkpoint: Checkpoint, reader: Reader, dtype: torch.dtype | None = None, kind: str = "parameter"
     ):
         entry = checkpoint.tensors[name]
         own: torch.dtype = getattr(torch, entry.dtype)
         super().__init__(own if dtype is None else dtype, tuple(entry.shape), str(Path(checkpoint.files[0]).parent))
-        self._name, self._entry, self._checkpoint, self._latest = name, entry, checkpoint, latest
+        self._name, self._entry, self._checkpoint, self._reader = name, entry, checkpoint, reader
         self._kind = kind  # or "momentum" or "variance"
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
         """Return the tensor in another format; in fp32 with the bits of a trained parameter's master."""
         if self._entry.role == "trained" and dtype is torch.float32:
-            return CheckpointTensor(self._name, self._checkpoint, self._latest, dtype)
+            return CheckpointTensor(self._name, self._checkpoint, self._reader, dtype)
         return super().in_format(dtype)
 
     def read(self, first: int, count: int, into: int) -> None:
-        for cut in self._entry.cover(first, count):
-            key = self._name, self._kind, self.dtype, cut.piece.first
-            values = self._latest.get(key, partial(self._values_of, cut.piece))
-            place = tensor_at(into + cut.into * self.dtype.itemsize, cut.count, self.dtype)
-            place.copy_(values[cut.first : cut.first + cut.count])
-
-    def _values_of(self, piece: _core.Piece) -> torch.Tensor:
-        reader = self._checkpoint.reader([piece])
-        reader.go_to(piece, self._name)
-        if self._kind == "parameter" and str(self.dtype) == f"torch.{self._entry.dtype}":  # it comes first in a chunk
-            return torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count).clone()
-        assert self._entry.kind is not None
-        part = {kind: torch.zeros(piece.count, dtype=self.dtype, device="cpu") for kind in ("parameter", self._kind)}
-        reader.copy(self._entry.kind, (piece.count, 0, 0, piece.count), state_part(part))
-        return part[self._kind]
+        self._checkpoint.fetch(self._entry.pieces_of(first, count))
+        if self._entry.kind is None:
+            self._reader.copy_elements(self._name, self._entry, (first, count), into)
+        else:
+            read_state(
+                partial(self._reader.copy, self._name, self._entry), self._kind, first, tensor_at(into, count, self.dtype)
+            )
 
 
 def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     """Return the weights in a checkpoint of any kind, or in files of safetensors or torch.save(). Reads no values. A model says
     which of several sets of weights is meant."""
-    if isinstance(files, str) and is_address(files):
-        checkpoint = RemoteCheckpoint(newest(Remote(files))).read()
-        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
-    path = Path(files) if isinstance(files, (str, os.PathLike)) else None
+    is_remote = isinstance(files, str) and is_address(files)
+    path = Path(files) if isinstance(files, (str, os.PathLike)) and not is_remote else None
     kind = kind_of(path) if path is not None else ""
+    if is_remote or kind == "ballast":
+        checkpoint = RemoteCheckpoint(newest(Remote(str(files)))).read() if path is None else manifest.read(path)
+        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), has_masters=False)
-    if kind == "ballast":
-        checkpoint = manifest.read(path)
-        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     names = None
     if model is not None:
         parameters, buffers = named_parameters(model), named_buffers(model)
@@ -104,9 +93,9 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
 
 
 def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    latest = Latest()
+    reader = checkpoint.reader()
     return {
-        name: CheckpointTensor(name, checkpoint, latest)
+        name: CheckpointTensor(name, checkpoint, reader)
         for name, entry in checkpoint.tensors.items()
         if entry.role in (*PARAMETERS, "buffer")
     }
@@ -114,17 +103,17 @@ def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
 
 def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
     """Return what the optimizer keeps in a checkpoint of Ballast, by parameter and by torch's name. Reads no values."""
-    latest = Latest()
-    moments = {name: saved.moments for saved in checkpoint.optimizers for name in saved.parameters}
+    reader = checkpoint.reader()
+    moments = {name: saved.moments for saved in checkpoint.optimizers for name in parameters_of(saved)}
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, entry in checkpoint.tensors.items():
         parameter, colon, key = name.rpartition(": ")
         if entry.kind is not None:
             for kind, torch_name in moments.get(name, {}).items():
                 if getattr(entry.kind, kind):
-                    found.setdefault(name, {})[torch_name] = CheckpointTensor(name, checkpoint, latest, torch.float32, kind)
+                    found.setdefault(name, {})[torch_name] = CheckpointTensor(name, checkpoint, reader, torch.float32, kind)
         elif colon and entry.role not in (*PARAMETERS, "buffer"):
-            found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, latest)
+            found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, reader)
     return found
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import kind_of, run_at
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, SavedOptimizer, problems_of, slices
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, parameters_of, problems_of, slices
 from ballast.errors import Error
 from ballast.sizes import human_size, parse_size
 from ballast.tools import Answer, add_command
@@ -33,9 +35,12 @@ def add_inspect(commands: Any) -> None:
 def inspect(chosen: argparse.Namespace) -> Answer:
     if kind_of(Path(chosen.directory)) == "run":
         return _inspect_run(chosen)
-    checkpoint = manifest.read(chosen.directory)
+    path = Path(chosen.directory)
+    text, checkpoint = manifest.current(
+        partial(manifest.read_text, path), lambda text: (text, manifest.parse(path, text)), path
+    )
     if chosen.json:
-        return Answer("", _content(checkpoint))
+        return Answer("", _content(text, checkpoint))
     lines = [*_summary(checkpoint), *([""] if chosen.tensors else [])]
     for name, tensor in checkpoint.tensors.items() if chosen.tensors else ():
         state = f", state in {tensor.kind.format.name}" if tensor.kind and tensor.kind.format else ""
@@ -44,9 +49,12 @@ def inspect(chosen: argparse.Namespace) -> Answer:
     return Answer("\n".join(lines), None)
 
 
-def _content(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the manifest, with the pieces of each tensor."""
-    content, fields = checkpoint.to_json(), ("first", "count", "file", "offset", "bytes")
+def _content(text: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the manifest, with the options of each group and the pieces of each tensor."""
+    content: dict[str, Any] = json.loads(text)["content"]
+    fields = ("first", "count", "file", "offset", "bytes")
+    for group in (group for each in (content, *content["others"]) for group in each["groups"]):
+        group["options"] = json.loads(group["options"])
     for name, tensor in checkpoint.tensors.items():
         content["tensors"][name]["pieces"] = [{field: getattr(piece, field) for field in fields} for piece in tensor.pieces]
     return content
@@ -81,17 +89,17 @@ def _summary(checkpoint: Checkpoint) -> list[str]:
             elements = sum(tensor.elements for tensor in tensors)
             size = human_size(sum(piece.bytes for tensor in tensors for piece in tensor.pieces))
             lines.append(f"{role:<12}{_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}, {size}")
-    for number, group in enumerate(group for saved in checkpoint.optimizers for group in saved.groups):
-        known = group["options"]
+    groups = [pair for saved, options in zip(checkpoint.optimizers, checkpoint.options) for pair in zip(saved.groups, options)]
+    for number, (group, known) in enumerate(groups):
         options = ", ".join(f"{key}={known[key]}" for key in ("lr", "betas", "weight_decay") if key in known)
-        lines.append(f"group {number:<6}{_counted(len(group['parameters']), 'parameter')}: {options}")
+        lines.append(f"group {number:<6}{_counted(len(group.parameters), 'parameter')}: {options}")
     return lines
 
 
-def _state_kept(saved: SavedOptimizer, tensors: Mapping[str, _core.SavedTensor]) -> str:
+def _state_kept(saved: _core.SavedOptimizer, tensors: Mapping[str, _core.SavedTensor]) -> str:
     if not saved.own_step:
         return f"moments: {', '.join(saved.moments.values()) or 'none'}"
-    own = set(saved.parameters)
+    own = set(parameters_of(saved))
     names = [name.rpartition(": ") for name, tensor in tensors.items() if tensor.role in CUSTOM]
     keys = {key for parameter, _, key in names if parameter in own}
     return f"state of its own step: {', '.join(sorted(keys)) or 'none'}"

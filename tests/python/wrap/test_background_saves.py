@@ -17,6 +17,7 @@ import torch
 from ballast import DiLoCo
 from ballast._core import RankFiles
 from ballast.checkpoint import manifest
+from python.damage import content_of
 from python.wrap.support import saved
 from python.wrap.support.loops import Loop
 from python.wrap.support.models import Shapes
@@ -228,7 +229,7 @@ def configurations(path):
 
 def content_in(folder):
     """Return the files of a checkpoint. The manifest has the name of the folder, which differs."""
-    content = dict(manifest.content_in(folder))
+    content = content_of(folder / "checkpoint.json")
     where = folder / content.pop("folder")
     return content, {path.name: path.read_bytes() for path in where.iterdir()}
 

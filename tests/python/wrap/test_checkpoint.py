@@ -13,6 +13,7 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import MANIFEST
+from python.damage import sealed
 from python.wrap.support import saved
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.saved import (
@@ -441,7 +442,7 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         "steps": 4,
     }
     content["format"] = 2
-    (tmp_path / "0" / "checkpoint.json").write_bytes(manifest.sealed(content))
+    (tmp_path / "0" / "checkpoint.json").write_bytes(sealed(content))
     with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 2"):
         manifest.read(tmp_path / "0")
 

@@ -266,7 +266,7 @@ def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(mom
 
 # The moments at which a load can be overtaken: its next read finds that a file is gone.
 READS = {
-    "the manifest is read": ("ballast.checkpoint.manifest.unsealed", True),
+    "the manifest is read": ("ballast._core.parse_checkpoint", False),
     "the ranks' files are read": ("ballast.checkpoint.loading.read_extra", False),
     "all files are there": ("ballast.checkpoint.loading.set_options", False),
     "parameters are about to change": ("ballast.checkpoint.loading.LoadingPart._fill", False),
@@ -303,7 +303,7 @@ def test_all_ranks_load_the_same_checkpoint(moment, tmp_path):
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 def test_commands_read_the_checkpoint_that_has_taken_the_place(verb, two, capsys):
     here, there = two
-    with once("ballast.checkpoint.manifest.unsealed", lambda: replace(here, there), after=True):
+    with once("ballast._core.parse_checkpoint", lambda: replace(here, there)):
         assert main([verb, str(here), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said.get("step", 2) == 2 and not said.get("problems")

@@ -9,10 +9,9 @@ import shutil
 import ballast
 import pytest
 import torch
-from ballast.checkpoint import manifest
 from ballast.checkpoint.conversion import Conversion, OfflineExport
 from ballast.checkpoint.manifest import problems_of
-from python.damage import CASES, SEED, damaged, with_another_value
+from python.damage import CASES, SEED, content_of, damaged, seal_of, sealed, with_another_value
 from python.wrap.support import others
 from python.wrap.support.loops import Run
 from python.wrap.support.others import save_in_parts
@@ -72,16 +71,16 @@ KINDS |= TRAININGS
 
 def resealed(rng, folder):
     """Replace a value in the manifest or in the index of a checkpoint, and write the right checksums."""
-    content = json.loads((folder / "checkpoint.json").read_text())["content"]
+    content = content_of(folder / "checkpoint.json")
     path = folder / content["folder"] / "rank-00000.json"
-    index = json.loads(path.read_text())["content"]
+    index = content_of(path)
     if rng.random() < 0.5:
-        text = manifest.sealed(with_another_value(rng, index))
+        text = sealed(with_another_value(rng, index))
         path.write_bytes(text)
-        content["indexes"][0]["seal"] = manifest.seal_of(text)
+        content["indexes"][0]["seal"] = seal_of(text)
     else:
         content = with_another_value(rng, content)
-    (folder / "checkpoint.json").write_bytes(manifest.sealed(content))
+    (folder / "checkpoint.json").write_bytes(sealed(content))
 
 
 def reheaded(rng, path):

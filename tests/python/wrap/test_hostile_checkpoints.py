@@ -12,6 +12,7 @@ import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.manifest import problems_of
 from ballast.tools.command_line import main
+from python.damage import content_of, seal_of, sealed
 
 HUGE = 1 << 63
 
@@ -31,8 +32,8 @@ def genuine(tmp_path_factory):
     model(torch.ones(16)).sum().backward()
     optimizer.step()
     ballast.save(folder, model, optimizer, extra={"epoch": 1})
-    content = json.loads((folder / "checkpoint.json").read_text())["content"]
-    index = json.loads((folder / content["folder"] / "rank-00000.json").read_text())["content"]
+    content = content_of(folder / "checkpoint.json")
+    index = content_of(folder / content["folder"] / "rank-00000.json")
     return folder, content, index
 
 
@@ -44,13 +45,13 @@ def forge(genuine, tmp_path, change):
     where = tmp_path / "forged" / content["folder"]
     replaced = change(content, index)
     content = content if replaced is None else replaced
-    text = manifest.sealed(index)
+    text = sealed(index)
     (where / "rank-00000.json").write_bytes(text)
     if isinstance(content, dict) and content.get("indexes") and isinstance(content["indexes"][0], dict):
-        content["indexes"][0].setdefault("seal", manifest.seal_of(text))
+        content["indexes"][0].setdefault("seal", seal_of(text))
         if content["indexes"][0]["seal"] == genuine[1]["indexes"][0]["seal"]:
-            content["indexes"][0]["seal"] = manifest.seal_of(text)
-    (tmp_path / "forged" / "checkpoint.json").write_bytes(manifest.sealed(content))
+            content["indexes"][0]["seal"] = seal_of(text)
+    (tmp_path / "forged" / "checkpoint.json").write_bytes(sealed(content))
     return tmp_path / "forged"
 
 
@@ -71,6 +72,16 @@ def at(*path, value=None, missing=False, of_index=False):
 
 def of_index(*path, **how):
     return at(*path, of_index=True, **how)
+
+
+def option(key, value):
+    """Return a change of an option of the first group."""
+
+    def change(content, index):
+        group = content["groups"][0]
+        group["options"] = json.dumps({**json.loads(group["options"]), key: value})
+
+    return change
 
 
 def of_two_optimizers(content, index):
@@ -104,7 +115,9 @@ CHANGES = {
     "a name": at("groups", 0, "parameters", 0, value=["0.weight"]),
     "an unknown name": at("groups", 0, "parameters", 0, value="9.weight"),
     "options": at("groups", 0, "options", value=None),
-    "params": at("groups", 0, "options", "params", value=[]),
+    "options that are no object": at("groups", 0, "options", value="[]"),
+    "options that are cut off": at("groups", 0, "options", value='{"lr": 1'),
+    "params": option("params", []),
     "tensors": at("tensors", value=[]),
     "a tensor": at("tensors", W, value=None),
     "role": at("tensors", W, "role", value="boss"),
@@ -163,14 +176,14 @@ def test_a_forged_checkpoint_is_refused(case, genuine, tmp_path, capsys):
 def test_a_forged_checkpoint_changes_nothing(genuine, tmp_path):
     """Values that only a training can refuse: options of groups, and shapes."""
     changes = {
-        "lr": at("groups", 0, "options", "lr", value="high"),
-        "lr is not finite": at("groups", 0, "options", "lr", value=float("nan")),
-        "lr is a list": at("groups", 0, "options", "lr", value=[1.0]),
-        "betas": at("groups", 0, "options", "betas", value=[0.9, 7.0]),
-        "three betas": at("groups", 0, "options", "betas", value=[0.9, 0.9, 0.9]),
-        "betas null": at("groups", 0, "options", "betas", value=None),
-        "no eps": at("groups", 0, "options", "eps", value={}),
-        "amsgrad": at("groups", 0, "options", "amsgrad", value=True),
+        "lr": option("lr", "high"),
+        "lr is not finite": option("lr", float("nan")),
+        "lr is a list": option("lr", [1.0]),
+        "betas": option("betas", [0.9, 7.0]),
+        "three betas": option("betas", [0.9, 0.9, 0.9]),
+        "betas null": option("betas", None),
+        "no eps": option("eps", {}),
+        "amsgrad": option("amsgrad", True),
         "shape": at("tensors", W, "shape", value=[8, 32]),
     }
     model, optimizer = training()
@@ -218,7 +231,7 @@ def test_a_damaged_manifest_does_not_stop_a_saving(genuine, tmp_path):
     for number, content in enumerate(([], {"tensors": 3, "folder": "x", "step": 1}, {"folder": []}, {})):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "checkpoint.json").write_bytes(manifest.sealed(content))
+        (folder / "checkpoint.json").write_bytes(sealed(content))
         ballast.save(folder, *training())
         assert manifest.read(folder).step == 0
 

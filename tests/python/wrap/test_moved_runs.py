@@ -10,7 +10,7 @@ import ballast
 import pytest
 import torch
 import torch.distributed as dist
-from ballast.checkpoint import manifest
+from python.damage import content_of, sealed
 from python.wrap.support.custom_optimizers import check_same_state, state_of
 from python.wrap.support.kept_runs import Layers, Stoppable, kept_in, losses_until, train
 from python.wrap.support.loops import keywords, mean_square
@@ -232,8 +232,8 @@ def test_the_manifest_of_a_save_that_was_killed_is_no_checkpoint_of_a_run(tmp_pa
     save_step(1, saved)
     killed = saved / "step-2-0123abcd"
     killed.mkdir()
-    content = {**manifest.content_in(saved), "step": 2, "folder": killed.name}
-    (killed / "checkpoint.json").write_bytes(manifest.sealed(content))
+    content = {**content_of(saved / "checkpoint.json"), "step": 2, "folder": killed.name}
+    (killed / "checkpoint.json").write_bytes(sealed(content))
     assert begun_from(saved, tmp_path / "run") == 1
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ballast import DiLoCo, _core
-from ballast.checkpoint.manifest import content_in
+from ballast.checkpoint.manifest import outline_in
 from ballast.checkpoint.outer import outer_tensors
 from ballast.outer.fragments import fragment_elements
 from ballast.outer.hosts import HostGroup
@@ -483,8 +483,9 @@ def test_folders_of_another_training_are_refused(tmp_path):
     mine, other, options = tmp_path / "mine", tmp_path / "other", {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
     run_ranks(2, train_and_save_twice, [str(mine), str(other)], options)
     run_ranks(2, train_and_save_twice, [str(tmp_path / "unused"), str(other)], options)  # a training of its own
-    identity = content_in(mine / "host-0")["outer_identity"]
-    assert identity == content_in(mine / "host-1")["outer_identity"] != content_in(other / "host-1")["outer_identity"]
+    folders = mine / "host-0", mine / "host-1", other / "host-1"
+    identity, same, another = (outline_in(folder).optimizers[0].outer_identity for folder in folders)
+    assert identity == same != another
     shutil.rmtree(mine / "host-1")
     shutil.copytree(other / "host-1", mine / "host-1")
     for error in run_ranks(2, refused_folder, str(mine), options):

@@ -106,12 +106,7 @@ def values_in(directory: str | Path) -> Values:
         else:
             values[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
             target = PlainTensor(name, entry, values[name])
-        reader = checkpoint.reader([*entry.pieces])
-        target.begin()
-        for cut in entry.cover(0, entry.elements):
-            reader.go_to(cut.piece, name)
-            target.take(reader, cut)
-        target.finish()
+        target.fill(checkpoint.reader([*entry.pieces]))
     return values
 
 
@@ -125,8 +120,8 @@ def same(one: Values, other: Values) -> bool:
 
 # Calls of a save, before and after which it is stopped. checkpoint_test.cpp stops them inside.
 FILES = {"append", "append_memory", "append_chunk", "finish"}
-DIRECTORY = {"CheckpointDirectory", "create", "index_seals", "make_current", "remove_stale", "discard", "release"}
-WORDS = {"open", "statvfs", "listdir", *FILES, *DIRECTORY}
+DIRECTORY = {"CheckpointDirectory", "create", "manifest", "make_current", "remove_stale", "discard", "release"}
+WORDS = {"open", "statvfs", "listdir", "read_manifest", *FILES, *DIRECTORY}
 EVERY = {"append": 16, "open": 3}  # only every n-th of these frequent calls is a moment
 
 
