@@ -12,8 +12,6 @@ std::span<const Isa> usable_isas() {
   return only;
 }
 
-std::string_view name(Isa) { return "scalar"; }
-
 }  // namespace simd
 
 std::vector<MultiplyBlock> multiply_blocks(simd::Isa) { return {walks_scalar.multiply_block}; }

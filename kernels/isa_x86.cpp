@@ -19,11 +19,6 @@ std::span<const Isa> usable_isas() {
   return std::span(all).subspan(avx512 ? 0 : avx2 ? 1 : 2);
 }
 
-std::string_view name(Isa isa) {
-  constexpr std::string_view names[] = {"scalar", "AVX2", "AVX-512"};
-  return names[static_cast<std::size_t>(isa)];
-}
-
 }  // namespace simd
 
 const Walks& walks_for(simd::Isa isa) {
@@ -37,7 +32,7 @@ const Walks& walks_for(simd::Isa isa) {
       return best;
     }
     case simd::Isa::avx2: return walks_avx2;
-    case simd::Isa::scalar: break;
+    default: break;
   }
   return walks_scalar;
 }

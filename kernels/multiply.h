@@ -23,8 +23,8 @@ constexpr Factor transposed(const Factor& factor) { return {factor.data, factor.
 // bf16. The matrices of each argument lie one after the other, without gaps; `to` and `added` by rows. The memory of
 // `to` is apart from the rest.
 //
-// A sum is one chain of fused multiply-adds, in which subnormal numbers count as zeros. Of each two elements of the inner
-// dimension the second comes first: so does the instruction of AVX512-BF16, which is twice as fast as others.
+// A sum is one chain of fused multiply-adds, in which numbers that are subnormal after rounding count as zeros. Of each two
+// elements of the inner dimension the second comes first: so does the instruction of AVX512-BF16, which is twice as fast as others.
 struct Product {
   std::size_t rows = 0;
   std::size_t inner = 0;
@@ -59,11 +59,11 @@ struct BlockMemory {
 };
 
 // The sums of a product that stay in registers, as vectors of lanes S. They take 12 of 16 registers with AVX2, 24 of 32 with
-// AVX-512.
+// AVX-512 and NEON.
 template <class S>
 struct ProductTile {
-  static constexpr std::size_t vectors = S::width == 1 ? 16 : 2;
-  static constexpr std::size_t rows = S::width == 16 ? 12 : S::width == 8 ? 6 : 4;
+  static constexpr std::size_t vectors = S::width == 1 ? 16 : S::width == 4 ? 4 : 2;
+  static constexpr std::size_t rows = S::width == 16 ? 12 : S::width == 1 ? 4 : 6;
   static constexpr std::size_t columns = vectors * S::width;
   static_assert(block_size % rows == 0 && block_size % columns == 0);
 };

@@ -73,31 +73,6 @@ void mirror_block(const Product& product, const ProductBlock& block, const Block
   }
 }
 
-// Computes a block of one matrix. Of a symmetric product, its column is at or after its row.
-template <class S, class Packing>
-void multiply_block(const Product& product, const ProductBlock& block, BlockMemory& memory) {
-  const auto within = [](std::size_t most, std::size_t left) { return left < most ? left : most; };
-  const BlockShape shape{within(block.size, product.rows - block.row),
-                         within(block.size, product.columns - block.column),
-                         product.symmetric && block.row == block.column};
-  std::memset(memory.sums, 0, sizeof memory.sums);
-  for (std::size_t k = 0; k < product.inner; k += block_depth) {
-    const std::size_t depth = within(block_depth, product.inner - k);
-    using Value = typename Packing::Value;
-    Packing::pack_left(part(product.left, block.row, k), shape.rows, depth, reinterpret_cast<Value*>(memory.left));
-    Packing::pack_right(part(product.right, k, block.column), shape.columns, depth,
-                        reinterpret_cast<Value*>(memory.right));
-    const simd::SubnormalsAreZero in_sums;
-    multiply_packed<S, Packing>(memory, shape, depth);
-  }
-  for (std::size_t row = 0; row < shape.rows; ++row) {
-    const std::size_t first = shape.upper_half ? row : 0;
-    finish_row<S>(product, memory.sums + row * block_size + first,
-                  (block.row + row) * product.columns + block.column + first, shape.columns - first);
-  }
-  if (product.symmetric) mirror_block<S>(product, block, shape);
-}
-
 // --- Factors in fp32, for instruction sets that multiply no bf16 values ---
 
 // Writes whole vectors up to `padded` elements. Those beyond `count` are zeros.
@@ -138,8 +113,33 @@ void widen_transposed(const Transposition& t, std::size_t count_x, std::size_t c
   }
 }
 
-template <class S>
+// The next sum of a chain, by the instruction alone.
+struct Sum {
+  using Subnormals = simd::SubnormalsAreZero;
+  template <class F>
+  static F next(F a, F b, F sum) {
+    return fma(a, b, sum);
+  }
+};
+
+// The same in formulas, at several times the cost, where the processor makes too many zeros, or none. The sum of scaled terms,
+// whose exponent is never that of a subnormal number, tells whether the rounded sum is one. What overflows there is none.
+struct SumWithoutSubnormals {
+  using Subnormals = simd::SubnormalsStay;
+  template <class F>
+  static F next(F a, F b, F sum) {
+    using U = BitsOf<F>;
+    const auto zero_if = [](auto is_small, F x) { return select(is_small, as_float(bits(x) & U(0x80000000u)), x); };
+    const auto normal = [&](F x) { return zero_if(none_of(bits(x), U(0x7f800000u)), x); };
+    const F left = normal(a), right = normal(b), scale(0x1p64f);
+    const F scaled = fma(left * scale, right, sum * scale);
+    return zero_if(below(magnitude(scaled), F(0x1p-62f)), fma(left, right, sum));
+  }
+};
+
+template <class S, class Sums = Sum>
 struct WidenedFactors {
+  using Subnormals = typename Sums::Subnormals;
   using Value = float;
   using F = typename S::F;
   using Tile = ProductTile<S>;
@@ -197,7 +197,7 @@ struct WidenedFactors {
       for (std::size_t row = 0; row < Tile::rows; ++row) {
         const F of_left(left[row * block_depth + k]);
         for (std::size_t i = 0; i < Tile::vectors; ++i) {
-          now[row][i] = fma(of_left, of_right[i], now[row][i]);
+          now[row][i] = Sums::next(of_left, of_right[i], now[row][i]);
         }
       }
     };
@@ -212,5 +212,43 @@ struct WidenedFactors {
     }
   }
 };
+
+// --- Blocks ---
+
+// Sums the products of a block. Returns whether the sums are as multiply.h says.
+template <class S, class Packing>
+bool sum_block(const Product& product, const ProductBlock& block, const BlockShape& shape, BlockMemory& memory) {
+  using Value = typename Packing::Value;
+  std::memset(memory.sums, 0, sizeof memory.sums);
+  for (std::size_t k = 0; k < product.inner; k += block_depth) {
+    const std::size_t depth = product.inner - k < block_depth ? product.inner - k : block_depth;
+    Packing::pack_left(part(product.left, block.row, k), shape.rows, depth, reinterpret_cast<Value*>(memory.left));
+    Packing::pack_right(part(product.right, k, block.column), shape.columns, depth,
+                        reinterpret_cast<Value*>(memory.right));
+    const typename Packing::Subnormals in_sums;
+    multiply_packed<S, Packing>(memory, shape, depth);
+    if (!in_sums.holds()) return false;
+  }
+  return true;
+}
+
+// Computes a block of one matrix. Of a symmetric product, its column is at or after its row.
+template <class S, class Packing>
+void multiply_block(const Product& product, const ProductBlock& block, BlockMemory& memory) {
+  const auto within = [](std::size_t most, std::size_t left) { return left < most ? left : most; };
+  const BlockShape shape{within(block.size, product.rows - block.row),
+                         within(block.size, product.columns - block.column),
+                         product.symmetric && block.row == block.column};
+  const bool holds = sum_block<S, Packing>(product, block, shape, memory);
+  if constexpr (!Packing::Subnormals::always_holds) {
+    if (!holds) sum_block<S, WidenedFactors<S, SumWithoutSubnormals>>(product, block, shape, memory);
+  }
+  for (std::size_t row = 0; row < shape.rows; ++row) {
+    const std::size_t first = shape.upper_half ? row : 0;
+    finish_row<S>(product, memory.sums + row * block_size + first,
+                  (block.row + row) * product.columns + block.column + first, shape.columns - first);
+  }
+  if (product.symmetric) mirror_block<S>(product, block, shape);
+}
 
 }  // namespace ballast::kernels

@@ -1,5 +1,5 @@
-// The table of CPU walks: one for each instruction set, defined in walks_scalar.cpp, walks_avx2.cpp and walks_avx512.cpp. Only
-// products of matrices use AVX512-BF16, in walks_avx512_bf16.cpp. A walk works on the calling thread, on one piece of memory.
+// The table of CPU walks: one for each instruction set, defined in walks_*.cpp. Only products of matrices use AVX512-BF16, in
+// walks_avx512_bf16.cpp. A walk works on the calling thread, on one piece of memory.
 #pragma once
 
 #include <vector>

@@ -14,6 +14,7 @@ struct Avx512Bf16 : simd::Avx512 {
 // A pair has two elements of the inner dimension that follow each other, of one row of the left factor or one column of the
 // right one.
 struct PairedFactors {
+  using Subnormals = simd::SubnormalsAreZero;
   using Value = std::uint32_t;
   using Tile = ProductTile<simd::Avx512>;
 

@@ -119,12 +119,28 @@ void check_adam(std::string_view rule, const Options& options) {
   refuse_amsgrad(rule, options.amsgrad);
 }
 
+// Returns the power by IEEE operations alone, because the last bit of a library's pow() depends on the library and the processor.
+// Numbers are sums of two doubles, so that the result is rounded once.
+double power(double base, std::uint64_t exponent) {
+  struct Number {
+    double high, low;
+  };
+  const auto product = [](const Number& a, const Number& b) {
+    const double high = a.high * b.high;
+    return Number{high, std::fma(a.high, b.high, -high) + (a.high * b.low + a.low * b.high)};
+  };
+  Number result{1.0, 0.0};
+  for (Number factor{base, 0.0}; exponent != 0; exponent >>= 1, factor = product(factor, factor)) {
+    if ((exponent & 1) != 0) result = product(result, factor);
+  }
+  return result.high + result.low;
+}
+
 // The bias corrections are computed in double, once a step.
 template <class Options>
 kernels::AdamW coefficients(const Options& options, std::uint64_t step, double decay) {
-  const double t = static_cast<double>(step);
-  const double correction1 = 1.0 - std::pow(options.beta1, t);
-  const double correction2 = 1.0 - std::pow(options.beta2, t);
+  const double correction1 = 1.0 - power(options.beta1, step);
+  const double correction2 = 1.0 - power(options.beta2, step);
   return {.decay = static_cast<float>(decay),
           .mean = kernels::RunningMean::of(options.beta1),
           .beta2 = static_cast<float>(options.beta2),

@@ -2,8 +2,11 @@
 
 #include <ballast/error.h>
 
-#if defined(__SSE__)
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#define BALLAST_FOR_EACH_ISA [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
+#else
+#define BALLAST_FOR_EACH_ISA
 #endif
 
 #include <bit>
@@ -17,29 +20,25 @@ namespace {
 
 constexpr std::size_t page_of_floats = 4096 / sizeof(float);
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void copy_loop(float* to, const float* from,
-                                                                                     std::size_t count) {
+BALLAST_FOR_EACH_ISA void copy_loop(float* to, const float* from, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i] = from[i] + 0.0f;  // the addition keeps the compiler from calling memcpy
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void triad_loop(float* to, const float* b,
-                                                                                      const float* c,
-                                                                                      std::size_t count) {
+BALLAST_FOR_EACH_ISA void triad_loop(float* to, const float* b, const float* c, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i] = b[i] + 3.0f * c[i];
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void scale_loop(float* data, std::size_t count) {
+BALLAST_FOR_EACH_ISA void scale_loop(float* data, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     data[i] = 0.999f * data[i];
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void read_loop(const float* data,
-                                                                                     std::size_t count) {
+BALLAST_FOR_EACH_ISA void read_loop(const float* data, std::size_t count) {
   std::uint32_t mixed = 0;
   for (std::size_t i = 0; i < count; ++i) {
     mixed ^= std::bit_cast<std::uint32_t>(data[i]);
@@ -59,7 +58,7 @@ CopyFloats function_of(Copy copy) {
 }  // namespace
 
 void stream_copy(float* to, const float* from, std::size_t count) {
-#if defined(__SSE__)
+#if defined(__x86_64__)
   constexpr std::size_t line = 16;  // floats; four stores fill a write-combining buffer
   const std::size_t whole = count / line * line;
   for (std::size_t i = 0; i < whole; i += line) {

@@ -1,7 +1,7 @@
 // One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.
 //
 // A formula is a template over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t, for
-// the scalar CPU walk and every CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All
+// the scalar CPU walk and every CUDA thread. neon.h, avx2.h and avx512.h define the same functions on 4, 8 and 16 lanes. All
 // functions are IEEE operations rounded once, so a formula gives the same bits on any lanes. They are constexpr because
 // nvcc then compiles them for the GPU as well.
 #pragma once

@@ -5,6 +5,7 @@
 
 #include "kernels/backend.h"
 #include "optim/step.h"
+#include "tests/digest.h"
 #include "tests/kernels/update_memory.h"
 
 using namespace ballast;
@@ -27,6 +28,19 @@ TEST_CASE("bias corrections keep their precision at the first step") {
   const auto step = at(AdamW{.beta2 = 0.999999}, {.number = 1});
   const double correction = 1.0 / std::pow(std::get<kernels::AdamW>(step.rule).inverse_root_correction2, 2);
   CHECK(correction == Approx(1e-6).epsilon(1e-6));
+}
+
+// The value was recorded on x86-64.
+TEST_CASE("coefficients have the recorded bits at every step") {
+  testing::Digest digest;
+  for (const double beta : {0.9, 0.999, 0.95, 0.9999999}) {
+    for (std::uint64_t number = 1; number < 20'000; number += 1 + number / 50) {
+      const auto rule = std::get<kernels::AdamW>(at(AdamW{.beta1 = beta, .beta2 = beta}, {.number = number}).rule);
+      digest.add(std::as_bytes(std::span(&rule, 1)));
+      CHECK(rule.step_size == Approx(1e-3 / (1 - std::pow(beta, number))).epsilon(1e-7));
+    }
+  }
+  CHECK(digest.value() == 0x0b6a97b97d21cb93);
 }
 
 TEST_CASE("maximising negates the gradient") {
