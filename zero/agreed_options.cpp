@@ -85,6 +85,7 @@ TrainingOptions agreed_options(TrainingOptions options, const std::vector<optim:
   if (world.size() > 1) {
     require_same_options(world, named_options(options, groups));
     require_same_parameters(world, named_parameters(model));
+    world.broadcast({reinterpret_cast<std::byte*>(&options.rates), sizeof options.rates, DType::u8}, 0);
   }
   if (options.tile_elements == 0 && !drives.run.empty() && !drives.directories.empty()) {
     options.tile_elements = tile_of_run(world, drives);

@@ -34,12 +34,13 @@ void set_lr_of(optim::Rule& rule, double lr) {
 DeviceMemory device_memory(const TrainingOptions& options, const Mesh& mesh) {
   return {.gpu = options.gpu,
           .allocator = options.allocator,
-          .shared = mesh.gather->shared_memory(),
+          .shared = (mesh.host ? mesh.host : mesh.gather)->shared_memory(),
           .threads = options.threads};
 }
 
 Mesh mesh_of(Communicator& world, const CompiledPlan& plan, const GpuLanes* gpu, const TrainingOptions& options) {
-  Mesh mesh = make_mesh(world, plan.placement(), gpu, plan.input().needs_matrices());
+  const bool needs_host = std::ranges::any_of(plan.program().ops, passes_host);
+  Mesh mesh = make_mesh(world, plan.placement(), gpu, {plan.input().needs_matrices(), needs_host});
   mesh.norm = options.norm_group;
   check_across(options.wire, mesh);
   return mesh;
@@ -85,7 +86,8 @@ struct Training::Impl {
       : groups(rules.of(model)),
         options(agreed_options(asked, groups, model, all, warnings)),
         world(all),
-        planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host()}, groups, options) {
+        planned(std::move(model), {all.rank(), all.size(), all.ranks_per_host(), all.shares_memory()}, groups,
+                options) {
     scheduler.follow_program(running.program().ops);
     if (gpu != nullptr || options.allocator != nullptr) state.clear_device_memory();
   }

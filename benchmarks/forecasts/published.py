@@ -26,6 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "forecasts.md"
 BEGIN, END = "<!-- written by benchmarks/forecasts/published.py -->", "<!-- end -->"
 ENOUGH = {"gpu_memory": "8TiB", "host_memory": "1PiB", "headroom": 0}  # a published figure says that its placement fits
 
+THEIR_RATES = {"shared": "1B/s"}  # those systems exchange parameters and gradients between GPUs
 
 @dataclass(frozen=True)
 class Row:
@@ -44,6 +45,7 @@ class Row:
     @cached_property
     def forecast(self) -> float:
         options = {**self.plan, **ENOUGH}
+        options["rates"] = THEIR_RATES | options.get("rates", {})
         request = request_plan(options.pop("model"), **options)
         request.exact.waits_for_updates = self.waits
         plans = (request.plan(request.exact.price(placement)) for placement in candidates(request))

@@ -12,6 +12,7 @@
 namespace ballast {
 
 void FreeMemory::operator()(std::byte* memory) const noexcept {
+  if (pinned) device::unpin(memory, gpu);
   if (allocator != nullptr) {
     allocator->release(memory, booked.bytes());
     return;
@@ -19,9 +20,6 @@ void FreeMemory::operator()(std::byte* memory) const noexcept {
   if (booked.kind() == MemoryKind::device) {
     device::release(memory);
     return;
-  }
-  if (pinned) {
-    device::unpin(memory, gpu);
   }
   Unmap{mapped_bytes}(memory);
 }
@@ -41,6 +39,10 @@ Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
   if (request.allocator != nullptr) {
     free.allocator = request.allocator;
     std::byte* const memory = request.bytes > 0 ? request.allocator->allocate(request.bytes) : nullptr;
+    if (request.kind == MemoryKind::pinned && memory != nullptr) {
+      free.unpinned_because = device::pin(memory, request.bytes, request.gpu);
+      free.pinned = free.unpinned_because.empty();
+    }
     buffer.memory_ = {memory, std::move(free)};
     return buffer;
   }

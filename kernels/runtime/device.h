@@ -34,8 +34,10 @@ std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
 void release(std::byte* memory) noexcept;  // waits for the GPU's work on it
 std::size_t available_bytes(int gpu);
 
-std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // returns why it is not pinned; empty on success
-void unpin(std::byte* memory, int gpu) noexcept;                 // waits for all of the GPU's work
+enum class Access : bool { read, write };  // what this process may do with memory
+// Returns why it is not pinned; empty on success.
+std::string pin(std::byte* memory, std::size_t bytes, int gpu, Access access = Access::write);
+void unpin(std::byte* memory, int gpu) noexcept;  // waits for all of the GPU's work
 
 void synchronize(StreamHandle stream);
 void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream);

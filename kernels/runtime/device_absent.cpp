@@ -50,7 +50,7 @@ std::byte* allocate(std::size_t, int, std::string_view) { refuse("device memory"
 void release(std::byte*) noexcept {}
 std::size_t available_bytes(int) { refuse("a GPU's free memory"); }
 
-std::string pin(std::byte*, std::size_t, int) { return "no GPU: " + absence(); }
+std::string pin(std::byte*, std::size_t, int, Access) { return "no GPU: " + absence(); }
 void unpin(std::byte*, int) noexcept {}
 
 void synchronize(StreamHandle) { refuse("a stream"); }

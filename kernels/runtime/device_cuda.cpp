@@ -151,12 +151,13 @@ std::size_t available_bytes(int gpu) {
   return available;
 }
 
-std::string pin(std::byte* memory, std::size_t bytes, int gpu) {
+std::string pin(std::byte* memory, std::size_t bytes, int gpu, Access access) {
   if (const Count found = count(); found.gpus == 0) {
     return "no GPU: " + found.absence;
   }
   const CurrentGpu current(existing(gpu));
-  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+  const unsigned read_only = access == Access::read ? cudaHostRegisterReadOnly : 0;
+  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | read_only);
   if (status == cudaSuccess) {
     return "";
   }

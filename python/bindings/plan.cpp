@@ -169,6 +169,7 @@ void bind_machine(py::module_& module) {
       .def_readwrite("across", &Machine::across)
       .def_readwrite("ranks_per_host", &Machine::ranks_per_host)
       .def_readwrite("upload", &Machine::upload)
+      .def_readwrite("shared", &Machine::shared)
       .def_readwrite("download", &Machine::download)
       .def_readwrite("read", &Machine::read)
       .def_readwrite("write", &Machine::write)

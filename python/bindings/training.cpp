@@ -217,7 +217,8 @@ void bind_options(py::module_& module) {
             options.stream = reinterpret_cast<StreamHandle>(stream);
           })
       .def(
-          "set_rates", [](TrainingOptions& options, const Machine& machine) { options.rates = machine.update_rates(); },
+          "set_rates",
+          [](TrainingOptions& options, const Machine& machine) { options.rates = machine.transfer_rates(); },
           py::arg("machine"),
           "Share tiles whose state is on the host between the host and the GPU by the rates of this machine, as a plan for it does.")
       .def(

@@ -3,8 +3,11 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "tests/emulated_cuda/calls.h"
@@ -20,6 +23,7 @@ constexpr std::size_t page = 4096;
 struct Range {
   std::size_t bytes = 0;
   std::size_t copies = 0;  // copies under way
+  bool is_shared = false;  // between processes
 };
 
 std::mutex mutex;  // guards the variables below
@@ -33,6 +37,19 @@ Range* range_around(const void* address) {
   if (next == ranges.begin()) return nullptr;
   --next;
   return byte < next->first + next->second.bytes ? &next->second : nullptr;
+}
+
+bool is_shared_mapping(const void* memory) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    std::uintptr_t begin = 0, end = 0;
+    char to = 0;
+    std::string rights;
+    words >> std::hex >> begin >> to >> end >> rights;
+    if (reinterpret_cast<std::uintptr_t>(memory) - begin < end - begin) return rights.back() == 's';
+  }
+  return false;
 }
 
 std::size_t missing_pages(void* memory, std::size_t bytes) {
@@ -64,8 +81,9 @@ std::pair<const std::byte*, std::size_t> pinned_range_around(const void* address
   auto next = ranges.upper_bound(byte);
   if (next == ranges.begin()) return {};
   --next;
-  return byte < next->first + next->second.bytes ? std::pair(next->first, next->second.bytes)
-                                                 : std::pair<const std::byte*, std::size_t>{};
+  const auto& [first, range] = *next;
+  const bool is_in = byte < first + range.bytes && !range.is_shared;
+  return is_in ? std::pair(first, range.bytes) : std::pair<const std::byte*, std::size_t>{};
 }
 
 bool is_being_copied(const void* address) {
@@ -104,7 +122,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
       if (first < other + range.bytes && other < first + bytes) return cudaErrorHostMemoryAlreadyRegistered;
     }
     emulated::populated += emulated::missing_pages(memory, bytes);
-    emulated::ranges[first] = {.bytes = bytes};
+    emulated::ranges[first] = {.bytes = bytes, .is_shared = emulated::is_shared_mapping(memory)};
     return cudaSuccess;
   });
 }

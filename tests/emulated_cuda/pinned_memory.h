@@ -9,7 +9,9 @@
 namespace emulated {
 
 bool is_pinned(const void* address, std::size_t bytes);
-std::pair<const std::byte*, std::size_t> pinned_range_around(const void* address);  // the range's begin and size
+// The begin and the size of the range of this process's own memory. Memory that processes share is left out: the file of a
+// process's memory ignores rights of private pages alone.
+std::pair<const std::byte*, std::size_t> pinned_range_around(const void* address);
 bool is_being_copied(const void* address);
 std::size_t live_pinned_ranges();
 

@@ -4,6 +4,7 @@
 #include "tests/comm/process_groups.h"
 #include "tests/emulated_cuda/emulated.h"
 #include "tests/sanitizer.h"
+#include "tests/zero/gpu_cases.h"
 #include "tests/zero/training_rig.h"
 
 using namespace ballast;
@@ -18,11 +19,13 @@ void expect_same(const Outcome& found, const Outcome& expected) {
 }
 
 // A rank in a process of its own leaves nothing behind, and touches no GPU but its own.
-void train_as_process(Setup setup, Communicator& world, const Outcome& expected) {
+Outcome train_as_process(Setup setup, Communicator& world, const Outcome& expected) {
   setup.gpu = static_cast<int>(world.rank());
   emulated::allow_context_only_on(*setup.gpu);
-  expect_same(train_rank(setup, world), expected);
+  Outcome outcome = train_rank(setup, world);
+  expect_same(outcome, expected);
   expect(emulated::gpus_with_context() == std::vector<int>{*setup.gpu}, "a context is missing");
+  return outcome;
 }
 
 void check_as_processes(std::size_t ranks, const RankBody& body) {
@@ -40,12 +43,13 @@ void check_ranks_as_processes(const Setup& setup, const std::vector<Outcome>& ex
 }
 
 // Each training has the bits of ranks on the CPU.
-void check_ranks_as_processes(const std::vector<Setup>& setups) {
+void check_ranks_as_processes(
+    const std::vector<Setup>& setups, const std::function<void(const Outcome&)>& check = [](const Outcome&) {}) {
   std::vector<std::vector<Outcome>> expected;
   std::ranges::transform(setups, std::back_inserter(expected), train);
   check_as_processes(expected[0].size(), [&](Communicator& world) {
     for (std::size_t i = 0; i < setups.size(); ++i)
-      train_as_process(setups[i], world, expected[i][world.rank()]);
+      check(train_as_process(setups[i], world, expected[i][world.rank()]));
   });
 }
 
@@ -85,6 +89,56 @@ TEST_CASE("ranks with a GPU each give the bits of ranks on the CPU") {
 TEST_CASE("three ranks with a GPU each prefetch, update in the backward pass and offload") {
   check_all_placements(3,
                        {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}, .offloads = true});
+}
+
+// Their links are as fast as the host's memory, and faster than those between GPUs.
+TEST_CASE("ranks with a GPU each copy the parameters of all from the host's memory, with the bits of the CPU") {
+  for (const std::size_t ranks : {2u, 4u}) {
+    Setup setup{.placement = placement_of_stage(3, ranks), .micro_steps = 2, .max_norm = 0.05};
+    setup.rates = {.upload = 1, .download = 1, .host_memory = 3, .peers = 0.1, .shared = 1};
+    std::vector<Setup> setups;
+    for (const Tier gradients : {Tier::device, Tier::host}) {
+      setup.placement.parameters = setup.placement.state = Tier::host;
+      setup.placement.gradients = gradients;
+      setups.push_back(setup);
+    }
+    setups.push_back({.placement = setup.placement, .rates = setup.rates, .poisoned_step = 1, .offloads = true});
+    setups.push_back({.placement = setup.placement, .rates = setup.rates, .uses_by_step = off_plan_steps()});
+    setups.push_back({.placement = setup.placement, .model_times = 6, .tile_elements = 128, .rates = setup.rates});
+    setups.push_back(
+        {.placement = setup.placement, .schedule = {.prefetch = 2, .update_in_backward = true}, .rates = setup.rates});
+    check_ranks_as_processes(setups, [](const Outcome& outcome) {
+      expect(outcome.planned_moves[static_cast<std::size_t>(Lane::gather)] == 0, "GPUs gather from each other");
+    });
+  }
+}
+
+TEST_CASE("a gather from the host's memory ends when all GPUs have copied") {
+  constexpr std::size_t bytes = std::size_t{2} << 20;
+  check_as_processes(3, [](Communicator& world) {
+    const int gpu = static_cast<int>(world.rank());
+    const Stream stream(gpu);
+    const auto backend = kernels::cuda_backend(stream.handle(), gpu);
+    const Channel channel{{.stream = stream.handle(), .gpu = gpu, .from_host = true}, backend.get()};
+    const auto group = world.split(0, &channel);
+    MemoryAccounts accounts;
+    const Buffer mine = allocate(
+        accounts,
+        {.kind = MemoryKind::pinned, .bytes = bytes, .owner = "mine", .gpu = gpu, .allocator = group->shared_memory()});
+    expect(mine.pinned(), "memory that ranks share is not pinned");
+    const Buffer all =
+        allocate(accounts, {.kind = MemoryKind::device, .bytes = world.size() * bytes, .owner = "all", .gpu = gpu});
+    std::vector<unsigned char> seen(all.bytes());
+    for (unsigned char round = 0; round < 10; ++round) {
+      std::memset(mine.data(), static_cast<int>(10 * world.rank() + round), bytes);
+      group->all_gather(mine.view(DType::u8), all.view(DType::u8));
+      std::memset(mine.data(), 0xff, bytes);
+      copy(seen.data(), all.data(), all.bytes(), stream);
+      stream.synchronize();
+      for (std::size_t i = 0; i < seen.size(); ++i)
+        expect(seen[i] == 10 * (i / bytes) + round, "a rank's values were copied after it had changed them");
+    }
+  });
 }
 
 TEST_CASE("ranks with a GPU each keep gradients in bf16 as ranks on the CPU do") {

@@ -71,7 +71,7 @@ struct PlacementCase {
 const TrainingOptions all_on_device{.format = StateFormat::fp32};
 
 // Compares the waits of trainings that differ in their tiles alone.
-void check_waits(const UpdateRates& rates, std::initializer_list<std::size_t> tile_sizes) {
+void check_waits(const TransferRates& rates, std::initializer_list<std::size_t> tile_sizes) {
   using enum Tier;
   for (const auto& [stage, parameters, state] :
        {PlacementCase{0, Spread(device), Spread(device)}, PlacementCase{0, Spread(device), {0.5, 0.5, 0.0}},

@@ -20,7 +20,8 @@ struct PlanSetup {
   GradientFormat gradient_format = GradientFormat::fp32;
   Schedule schedule{};
   Wire wire{};
-  UpdateRates rates{};  // that share tiles on the host between it and the device
+  bool shares_memory = false;
+  TransferRates rates{};
   Trace trace{};
   bool full_records = false;
   bool host_is_device = false;
@@ -30,6 +31,7 @@ struct PlanSetup {
 inline CompiledPlan plan_of(const PlanSetup& setup) {
   return CompiledPlan(setup.model, {.placement = setup.placement,
                                     .rank = setup.rank,
+                                    .shares_memory = setup.shares_memory,
                                     .tile_elements = setup.tile_elements,
                                     .micro_steps = setup.micro_steps,
                                     .gradient_format = setup.gradient_format,

@@ -78,6 +78,15 @@ PlanSetup state_on_host() {
   return setup;
 }
 
+// Each device copies the parameters of all ranks from the memory of the host, whose processor sums their gradients.
+PlanSetup through_the_host() {
+  PlanSetup setup = setup_of(3, 2, Tier::host);
+  setup.placement.parameters = setup.placement.gradients = Tier::host;
+  setup.shares_memory = true;
+  setup.rates = {.upload = 1, .download = 1, .host_memory = 3, .peers = 0.1, .shared = 1};
+  return setup;
+}
+
 PlanSetup muon_on_drives() {
   PlanSetup setup = with_muon(state_on_drives(true));
   setup.model = matrix_model();
@@ -107,6 +116,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"stage2_state_on_host", state_on_host()},
     {"stage3_nvme_muon", muon_on_drives()},
     {"copies_of_parameters", copies_of_parameters()},
+    {"stage3_through_the_host", through_the_host()},
 };
 
 // Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the

@@ -89,6 +89,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (programs % 4 == 2) setup.schedule.gathered_bytes = SIZE_MAX;
             // Tiles on the host are updated by it, by the device, or by both.
             if (programs % 7 > 1) setup.rates = {1, 1, programs % 7 > 3 ? 2.0 : 1e-3};
+            if (programs % 3 == 2) setup.shares_memory = true, setup.rates.shared = 1;
             if (programs % 5 == 2) setup.trace = order_in_torch(model);
             if (has_matrices(model)) setup = with_muon(setup);
             for (const HostUpdates& updates : host_updates(placement)) {
@@ -134,6 +135,14 @@ PlanSetup in_parts(std::size_t micro_steps, GradientFormat format) {
 
 PlanSetup updated_late(PlanSetup setup) {
   setup.schedule.most_repeats = 0;
+  return setup;
+}
+
+// Parameters and gradients pass between ranks through the host's memory.
+PlanSetup through_the_host(const Model& model) {
+  PlanSetup setup{.model = model, .placement = placement_of_stage(3, 2), .shares_memory = true};
+  setup.rates = {.upload = 1, .download = 1, .host_memory = 3, .peers = 0.1, .shared = 1};
+  setup.placement.parameters = setup.placement.gradients = setup.placement.state = host;
   return setup;
 }
 
@@ -185,6 +194,7 @@ std::vector<PlanSetup> samples() {
           muon_in_backward,
           with_muon(muon_alone),
           on_both,
+          through_the_host(odd_model()),
           visiting,
           with_muon(muon_visiting),
           in_parts(1, GradientFormat::fp32),

@@ -468,3 +468,28 @@ def test_chunks_of_the_loss_make_room_for_a_large_vocabulary():
     assert known.bytes(100, "kept") == 12 * 100 * 1000
     assert known.bytes(100, "kept", loss_chunk=10) == 12 * 10 * 1000 + 4 * 1000 * 8
     assert known.offloaded(100, "kept", loss_chunk=10) == (12 * 10 * 1000 + 4 * 1000 * 8, 0)
+
+
+# Two GPUs or more of a machine without NVLink copy parameters from the host's memory, whose processor sums gradients.
+EIGHT_CARDS = {"ranks": 8, "gpu": "rtx4090", "host_memory": "1TiB", "tokens": 8192, "sequence": 2048, "compiled": True}
+A_SERVER = {"host_memory": "200GB/s"}
+
+
+@pytest.mark.parametrize(("model", "least", "options"), [("llama-8b", 15_000, {}), ("qwen3-32b", 3_700, {"loss_chunk": 2048})])
+def test_consumer_cards_train_through_the_memory_of_their_host(model, least, options):
+    options = {**EIGHT_CARDS, "micro_steps": 8, **options}
+    plan = ballast.plan(model, rates=A_SERVER, **options)
+    assert plan.tokens_per_second > least
+    exchanged = ballast.plan(model, rates={**A_SERVER, "shared": "1B/s"}, **options)
+    assert plan.tokens_per_second > 2.5 * exchanged.tokens_per_second
+    assert "shared 25" in plan.text()
+
+
+def test_cards_with_nvlink_or_on_several_machines_exchange_parameters_and_gradients():
+    everything = {"parameters": "host", "gradients": "host", "state": "host"}
+    for options in ({"gpu": "h100", "ranks": 8}, {"gpu": "rtx4090", "ranks": 16}, {"gpu": "rtx4090", "ranks": 1}):
+        plans = [
+            ballast.plan("llama-8b", stage=3, offload=everything, host_memory="1TiB", tokens=2048, rates=rates, **options)
+            for rates in ({}, {"shared": "1B/s"})
+        ]
+        assert plans[0].seconds == plans[1].seconds and "shared" not in plans[0].text()

@@ -45,6 +45,7 @@ inline void check_gpu_trains_as_cpu() {
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .max_norm = 0.05});
     check_gpu_trains_as_cpu(sweep, ranks, {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}});
     check_gpu_trains_as_cpu(sweep, ranks, {.poisoned_step = 1});
+    check_gpu_trains_as_cpu(sweep, ranks, {.rates = {1, 1, 3, 0.1, 1}, .max_norm = 0.05});  // gathers from the host
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .keeps_run = true});
     check_gpu_trains_as_cpu(sweep, ranks, {.schedule = {.most_repeats = 1}, .max_norm = 0.05, .keeps_run = true});
     check_gpu_trains_as_cpu(sweep, ranks, {.uses_by_step = off_plan_steps()});

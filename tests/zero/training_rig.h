@@ -20,7 +20,7 @@ struct Setup {
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   Wire wire{};
-  UpdateRates rates = TrainingOptions{}.rates;  // that share tiles on the host between it and the GPU
+  TransferRates rates = TrainingOptions{}.rates;
   std::size_t ranks_per_host = 1;
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;

@@ -100,6 +100,9 @@ struct GpuStream {
   int gpu = 0;
   // No rank sends a part to one other. NCCL then connects fewer ranks with each other, which takes gigabytes less memory.
   bool only_gathers = false;
+  // Gathers copy what the ranks keep in host memory, on one machine: see Communicator::shares_memory(). They return when all ranks
+  // have copied.
+  bool from_host = false;
 };
 
 // The stream of a group, and the backend that adds on it. Both outlive the group. Calls of a group with a channel return

@@ -349,6 +349,7 @@ class Collectives : public Communicator {
   std::size_t rank() const override { return transport_->rank(); }
   std::size_t size() const override { return transport_->size(); }
   Allocator* shared_memory() override { return transport_->shared_memory(); }
+  bool shares_memory() const override { return transport_->shares_memory(); }
   void abort(std::string_view reason) override { transport_->abort(reason); }
   void leave(const LeaveReason& leave_reason) override { transport_->leave(leave_reason); }
   void set_activity(std::string_view activity) override { transport_->set_activity(activity); }

@@ -239,6 +239,7 @@ struct OwnParts {
 }  // namespace
 
 std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const TransportSetup& setup) {
+  if (setup.stream && setup.stream->from_host) return shared_memory_transport(group, setup);
   std::unique_ptr<Transport> host = transport_of_host(group, setup);
   return setup.stream ? nccl_transport(std::move(host), group, setup) : std::move(host);
 }

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "kernels/runtime/device.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "zero/comm/message.h"
@@ -192,17 +193,35 @@ std::optional<SharedLocation> SharedPages::find(std::span<const std::byte> bytes
 }
 
 const std::byte* PeerPages::at(const SharedLocation& location, std::size_t bytes, const SharedMemory& any_memory) {
-  if (location.releases != releases_) memories_.clear();
+  if (location.releases != releases_) forget();
   releases_ = location.releases;
   auto memory = memories_.find(location.file);
-  if (memory == memories_.end()) {
+  const bool is_new = memory == memories_.end();
+  if (is_new) {
     memory = memories_.emplace(location.file, any_memory.open_file_of_same_process(location.file, bytes)).first;
   }
   const std::size_t available = memory->second.bytes();
   require(location.begin <= available && bytes <= available - location.begin, Code::no_transport, [&] {
     return Problem{.what = "cannot read the memory of another rank: its announcement names bytes beyond the end"};
   });
+  if (is_new && gpu_) pin(memory->second, location.begin, bytes);
   return memory->second.data() + location.begin;
+}
+
+void PeerPages::pin(const SharedMemory& memory, std::size_t begin, std::size_t bytes) {
+  const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t first = begin - begin % page_bytes;
+  const std::size_t end = std::min(round_up(begin + bytes, page_bytes), memory.bytes());
+  std::byte* const pages = memory.data() + first;
+  const bool is_pinned = device::pin(pages, end - first, *gpu_, device::Access::read).empty();
+  if (is_pinned) pinned_.push_back(pages);  // otherwise copies are slower
+}
+
+void PeerPages::forget() {
+  for (std::byte* const pages : pinned_)
+    device::unpin(pages, *gpu_);
+  pinned_.clear();
+  memories_.clear();
 }
 
 }  // namespace ballast

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/host_pages.h"
@@ -73,12 +74,22 @@ class SharedPages : public Allocator {
 // The pages of one other process. Used by one thread at a time.
 class PeerPages {
  public:
+  explicit PeerPages(std::optional<int> gpu = {})
+      : gpu_(gpu) {}  // what is read first of a memory is pinned for this GPU
+  PeerPages(PeerPages&&) = default;
+  ~PeerPages() { forget(); }
+
   // Returns `bytes` at a location. `any_memory` is any mapped memory of that process. Memory that it has released is unmapped at
   // the next call. Throws B2301 if the location is no such memory.
   const std::byte* at(const SharedLocation& location, std::size_t bytes, const SharedMemory& any_memory);
 
  private:
+  void pin(const SharedMemory& memory, std::size_t begin, std::size_t bytes);
+  void forget();
+
+  std::optional<int> gpu_;
   std::map<int, SharedMemory> memories_;
+  std::vector<std::byte*> pinned_{};
   std::uint32_t releases_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #include <new>
 #include <thread>
 
+#include "kernels/runtime/device.h"
 #include "kernels/runtime/sizes.h"
 #include "zero/comm/process_transport.h"
 #include "zero/comm/shared_memory.h"
@@ -101,7 +102,9 @@ class SharedMemoryTransport : public ProcessTransport {
                                       round_up(sizeof(Header), line_bytes) + sets * size() * buffer_bytes_,
                                       "shared memory, group " + group().name())),
         pages_(*how.pages),
-        peers_(size()) {
+        stream_(how.stream) {
+    for (std::size_t peer = 0; peer < size(); ++peer)
+      peers_.emplace_back(stream_ ? std::optional(stream_->gpu) : std::nullopt);
     SharedMemory mine = SharedMemory::make(booked_.bytes(), booked_.owner());
     new (mine.data()) Header;
     const std::vector<std::string> invitations = group().exchange_strings("memory", mine.invitation());
@@ -117,6 +120,7 @@ class SharedMemoryTransport : public ProcessTransport {
   }
 
   Allocator* shared_memory() override { return &pages_; }
+  bool shares_memory() const override { return true; }
   bool is_shared(std::span<const std::byte> bytes) const override { return pages_.find(bytes).has_value(); }
 
   void exchange(const Sent& chunk, const Receive& receive) override {
@@ -125,6 +129,22 @@ class SharedMemoryTransport : public ProcessTransport {
     ++exchanges_;
     // It is faster to copy a small chunk into a buffer than to wait until all peers have read it in place.
     chunk.bytes() <= buffer_bytes_ ? exchange_buffered(chunk, receive) : exchange_in_place(chunk, receive);
+  }
+
+  // With a stream, copies what ranks keep to its GPU. Each begins with its own, so that they read different memory.
+  bool all_gather(const Sent& mine, std::span<std::byte> all) override {
+    if (!stream_) return false;
+    error_.check();
+    ++exchanges_;
+    device::synchronize(stream_->stream);
+    const std::vector<const std::byte*> from = show_in_place(mine);
+    for (std::size_t i = 0; i < size(); ++i) {
+      const std::size_t peer = (rank() + i) % size();
+      device::copy(all.data() + peer * mine.bytes(), from[peer], mine.bytes(), stream_->stream);
+    }
+    device::synchronize(stream_->stream);
+    end_in_place();
+    return true;
   }
 
   // There are as many rounds as the rank with the largest message needs, which all ranks know after the first one.
@@ -208,14 +228,9 @@ class SharedMemoryTransport : public ProcessTransport {
     receive(from, chunk.bytes(), 0);
   }
 
-  // Receives piece by piece, so that sums stay in the caches. Waits until all peers have read this rank's chunk.
+  // Receives piece by piece, so that sums stay in the caches.
   void exchange_in_place(const Sent& chunk, const Receive& receive) {
-    announce({.call = chunk.call, .location = location_of(chunk)});
-    std::vector<const std::byte*> from(size(), chunk.data());
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true), chunk.all(size()).size());
-      from[peer] += rank() * chunk.stride;
-    }
+    std::vector<const std::byte*> from = show_in_place(chunk);
     const std::size_t most = chunk.piece_bytes(buffer_bytes_);
     for (std::size_t first = 0; first < chunk.bytes(); first += most) {
       const std::size_t bytes = std::min(most, chunk.bytes() - first);
@@ -224,6 +239,21 @@ class SharedMemoryTransport : public ProcessTransport {
         data += bytes;
       }
     }
+    end_in_place();
+  }
+
+  // Returns where the bytes of each rank for this one are, until end_in_place().
+  std::vector<const std::byte*> show_in_place(const Sent& chunk) {
+    announce({.call = chunk.call, .location = location_of(chunk)});
+    std::vector<const std::byte*> from(size(), chunk.data());
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true), chunk.all(size()).size());
+      from[peer] += rank() * chunk.stride;
+    }
+    return from;
+  }
+
+  void end_in_place() {  // waits until all peers have read this rank's chunk
     ++in_place_exchanges_;
     header(rank()).received.advance();
     for (std::size_t peer = 0; peer < size(); ++peer) {
@@ -305,6 +335,7 @@ class SharedMemoryTransport : public ProcessTransport {
   Reservation booked_;
   std::vector<SharedMemory> memories_;  // one for each rank
   SharedPages& pages_;                  // the pages of this process
+  std::optional<GpuStream> stream_;     // of gathers from host memory
   std::vector<PeerPages> peers_;        // the pages of the other processes
   std::uint32_t exchanges_ = 0;
   std::uint32_t in_place_exchanges_ = 0;

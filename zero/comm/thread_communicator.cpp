@@ -217,6 +217,7 @@ class ThreadTransport : public Transport {
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
+  bool shares_memory() const override { return true; }
   void abort(std::string_view reason) override { group_.abort(fmt::format("{}: {}", group_.name_of(rank()), reason)); }
   void leave(const LeaveReason& leave_reason) override { membership_->leave(leave_reason); }
   void set_activity(std::string_view) override {}

@@ -136,6 +136,7 @@ class Transport {
   // An allocator of host memory that peers read in place, or null. The chunks of one exchange lie in it on all ranks or
   // on none.
   virtual Allocator* shared_memory() { return nullptr; }
+  virtual bool shares_memory() const { return false; }  // see Communicator
   virtual bool is_shared(std::span<const std::byte>) const { return false; }
 
   // Returns the transport of a group of `ranks`, this rank among them; with a stream, for GPU memory. All ranks call at

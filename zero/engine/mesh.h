@@ -23,7 +23,10 @@ struct Mesh {
   std::unique_ptr<Communicator> reduce;    // the same, for another lane
   std::unique_ptr<Communicator> replicas;  // over the ranks with the same position, for that lane too
   std::unique_ptr<Communicator> matrices;  // over all ranks that share the state; null: no rule needs whole matrices
-  Communicator* norm = nullptr;            // over ranks with other parts of the model; belongs to the mesh's owner
+  std::unique_ptr<Communicator>
+      upload;  // as `gather`, from host memory that the ranks share; null: none of it passes there
+  std::unique_ptr<Communicator> host;  // as `reduce`, likewise
+  Communicator* norm = nullptr;        // over ranks with other parts of the model; belongs to the mesh's owner
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
@@ -46,14 +49,16 @@ struct Mesh {
   }
 
   void abort(std::string_view reason) {  // any thread
-    for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get(), matrices.get()}) {
+    for (Communicator* communicator :
+         {gather.get(), reduce.get(), replicas.get(), matrices.get(), upload.get(), host.get()}) {
       if (communicator != nullptr) communicator->abort(reason);
     }
     if (norm != nullptr) norm->abort(reason);
   }
 
   SentBytes sent() const {  // bytes sent in all its groups; any thread may call
-    return gather->sent() + reduce->sent() + replicas->sent() + (matrices ? matrices->sent() : SentBytes{});
+    return gather->sent() + reduce->sent() + replicas->sent() + (matrices ? matrices->sent() : SentBytes{}) +
+           (upload ? upload->sent() + host->sent() : SentBytes{});
   }
 };
 
@@ -70,9 +75,15 @@ inline void check_across(const Wire& wire, const Mesh& mesh) {
   });
 }
 
+// The groups that only some programs need.
+struct MeshNeeds {
+  bool matrices = false;
+  bool host = false;
+};
+
 // Called by all ranks of `world`, which are placement.ranks(). On a GPU the groups' work goes into the lanes' streams.
 inline Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr,
-                      bool needs_matrices = false) {
+                      const MeshNeeds& needs = {}) {
   require(world.size() == placement.ranks(), Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
                    .needed = fmt::format("{} ranks", placement.ranks()),
@@ -81,14 +92,17 @@ inline Mesh make_mesh(Communicator& world, const Placement& placement, const Gpu
   const std::size_t group = world.rank() / placement.ranks_per_group();
   const auto split = [&](std::size_t color, Lane lane) {
     if (gpu == nullptr) return world.split(color);
-    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu(), lane == Lane::gather}, &gpu->backend(lane)};
+    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu(), lane == Lane::gather, lane == Lane::upload},
+                          &gpu->backend(lane)};
     return world.split(color, &channel);
   };
   return {.gather = split(group, Lane::gather),
           .reduce = split(group, Lane::reduce),
           .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce),
           .matrices =
-              needs_matrices && placement.shards > 1 ? split(world.rank() / placement.shards, Lane::reduce) : nullptr};
+              needs.matrices && placement.shards > 1 ? split(world.rank() / placement.shards, Lane::reduce) : nullptr,
+          .upload = needs.host ? split(group, Lane::upload) : nullptr,
+          .host = needs.host ? world.split(group) : nullptr};
 }
 
 }  // namespace ballast

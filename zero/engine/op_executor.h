@@ -267,12 +267,14 @@ class OpExecutor {
 
   void gather(const Op& op) const {
     const auto [mine, all] = views_of_gather(parts_.plan, parts_.slots, op);
+    if (passes_host(op)) return parts_.mesh.upload->all_gather(mine, all);
     Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.gather : *parts_.mesh.replicas;
     op.codes.exist() ? group.all_gather(mine, all, encoding_of(op)) : group.all_gather(mine, all);
   }
 
   void reduce(const Op& op, std::uint64_t step) const {
     const auto [from, to] = views_of_reduction(parts_.plan, parts_.slots, op);
+    if (passes_host(op)) return parts_.mesh.host->reduce_scatter(from, to);
     if (op.from == op.to) {  // a lone rank adds its gradients to zero, so that its bits are those of a sum
       const ConstView gradients = from;
       return parts_.arithmetic.of(op.lane).context().backend().sum({&gradients, 1}, to);

@@ -391,8 +391,8 @@ class Scheduler {
   static bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::agree; }
 
   static bool is_exchange(const Op& op) {
-    return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
-           op.kind == OpKind::distribute;
+    return !passes_host(op) && (op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
+                                op.kind == OpKind::distribute);
   }
 
   void issue(const Op& op, OpStatus& status, StepRun& run) {

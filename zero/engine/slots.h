@@ -378,13 +378,18 @@ class Slots {
     return {};
   }
 
-  // Slots that other ranks read. A slot of one unit is left out: it may be as large as the model, and every page that
+  // Slots that other ranks read. On CPUs a slot of one unit is left out: it may be as large as the model, and every page that
   // another rank reads counts as memory of that rank, too.
   static std::set<std::size_t> exchanged_slots(const Program& program) {
     std::map<std::size_t, std::set<std::size_t>> units;  // the key is the slot
+    std::set<std::size_t> in_place;
     for (const Op& op : program.ops) {
       if (op.codes.exist()) {  // other ranks read codes in place of values
         units[op.codes.memory.slot].insert(op.unit);
+        continue;
+      }
+      if (passes_host(op)) {
+        in_place.insert(op.from.slot);
         continue;
       }
       if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
@@ -392,7 +397,7 @@ class Slots {
       units[op.from.slot].insert(op.unit);
       if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // it gathers parts of the sum
     }
-    std::set<std::size_t> slots;
+    std::set<std::size_t> slots = std::move(in_place);
     for (const auto& [slot, users] : units) {
       if (users.size() > 1) slots.insert(slot);
     }

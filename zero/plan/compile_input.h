@@ -54,6 +54,7 @@ struct PlanOptions {
   Placement placement{};
   std::size_t rank = 0;            // number among all ranks: those of a shard group are neighbours
   std::size_t ranks_per_host = 1;  // if each host has as many neighbouring ranks; 1 or less: hosts are not told apart
+  bool shares_memory = false;      // all ranks are on one machine and reach each other's memory
   std::size_t tile_elements = 0;   // limit of a tile; 0: the sizes of lay_out()
   std::size_t micro_steps = 1;     // passes over the trace whose gradients one step sums
   std::size_t in_one_pass = 1;     // micro-steps that a pass has, with Schedule::layer_major
@@ -65,7 +66,7 @@ struct PlanOptions {
   Trace trace{};                                         // the uses of each micro-step; empty: the order of declaration
   Schedule schedule{};
   Wire wire{};
-  UpdateRates rates{};
+  TransferRates rates{};
   bool mirror = false;          // each record is written on a drive of another rank too
   bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's: updates on the host need no copies of parameters and gradients

@@ -68,6 +68,10 @@ class GradientSums {
       summed_[unit] = home;
       return false;
     }
+    if (slots.sums_on_host(unit)) {
+      summed_[unit] = sum_on_host({unit, number, gradients, home});
+      return false;
+    }
     const bool is_first = !home.exists() || number == 0;
     const bool is_normed = complete && is_first && slots.is_normed_on_its_way(unit);
     const Sum way{unit, number, gradients, home, is_normed};
@@ -131,16 +135,33 @@ class GradientSums {
     if (of.is_normed) add_norm(of.unit, sum, Tier::device, part.first);
     if (!on_device) {
       const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
-      context_.builder.add({.kind = OpKind::download,
-                            .lane = Lane::download,
-                            .phase = Phase::backward,
-                            .unit = of.unit,
-                            .from = sum,
-                            .to = landed});
+      download(of.unit, sum, landed);
       sum = landed;
     }
     if (home.exists() && sum != home) accumulate(of.unit, sum, home, {.first = part.first});
     return sum;
+  }
+
+  // Copies a unit's gradients to the host, where the ranks sum them.
+  Piece sum_on_host(const Sum& of) {
+    StepRings& rings = context_.slots.rings;
+    const Piece copy = rings.unsummed.next(of.gradients.bytes);
+    download(of.unit, of.gradients, copy);
+    const bool straight_home = of.home.exists() && of.number == 0;
+    const Piece sum = straight_home ? of.home : rings.landed.next(context_.slots.shard_bytes(of.unit));
+    reduce(of, 0, copy, sum);
+    if (!of.home.exists() || straight_home) return sum;
+    accumulate(of.unit, sum, of.home, {});
+    return of.home;
+  }
+
+  void download(std::size_t unit, const Piece& from, const Piece& to) {
+    context_.builder.add({.kind = OpKind::download,
+                          .lane = Lane::download,
+                          .phase = Phase::backward,
+                          .unit = unit,
+                          .from = from,
+                          .to = to});
   }
 
   bool has_gradients(std::size_t position) const {
@@ -216,7 +237,7 @@ class GradientSums {
         writes_follow ? std::exchange(context_.last_commit, {}) : std::vector<std::size_t>{};
     const auto add = [&](Ranks ranks, const Piece& from, const Piece& sum) {
       context_.builder.add({.kind = OpKind::reduce,
-                            .lane = Lane::reduce,
+                            .lane = context_.slots.sums_on_host(unit) ? Lane::host : Lane::reduce,
                             .phase = Phase::backward,
                             .unit = unit,
                             .ranks = ranks,

@@ -198,6 +198,7 @@ class ParameterGathers {
   }
 
   void gather(std::size_t unit, const Visit& visit) {
+    if (gathers_from_host(context_.input, context_.residence(unit), unit)) return gather_from_host(unit, visit.phase);
     const bool on_device = context_.residence(unit).parameters == Tier::device;
     if (!on_device) upload_shard(unit, visit.phase);
     for (const Section& section : {context_.layout(unit).trained, context_.layout(unit).frozen}) {
@@ -210,6 +211,21 @@ class ParameterGathers {
                             .to = full(unit, section.all()),
                             .codes = visit.exact ? Codes{} : context_.slots.gather_codes(unit, section)});
     }
+  }
+
+  void gather_from_host(std::size_t unit, Phase phase) {
+    const UnitSlots& slots = context_.slots.of(unit);
+    const auto add = [&](const Section& section, const Piece& kept) {
+      context_.builder.add({.kind = OpKind::gather,
+                            .lane = Lane::upload,
+                            .phase = phase,
+                            .unit = unit,
+                            .from = kept.part(0, section.shard * context_.width(unit)),
+                            .to = full(unit, section.all())});
+    };
+    const UnitLayout& layout = context_.layout(unit);
+    if (layout.trained.shard > 0) add(layout.trained, slots.host_parameters.front());
+    if (layout.frozen.shard > 0) add(layout.frozen, {slots.frozen, 0, 0});
   }
 
   // The ranks with the same position in their groups gather each other's shards, in the lane of the reductions, because both

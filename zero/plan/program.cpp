@@ -65,10 +65,10 @@ std::string_view name(Lane lane) {
 
 std::string_view name(SlotRole role) {
   constexpr std::string_view names[] = {
-      "parameters", "frozen",       "gradients",    "reduced",   "state",    "blocks",         "gathered",
-      "norm",       "partial",      "arriving",     "landed",    "tile",     "tile_parameter", "tile_direction",
-      "visitors",   "directions",   "matrices",     "workspace", "first",    "staging",        "kept",
-      "mirror",     "gather_codes", "reduce_codes", "received",  "host_sums"};
+      "parameters",     "frozen",   "gradients",    "reduced",      "state",     "blocks",   "gathered",
+      "norm",           "partial",  "arriving",     "landed",       "unsummed",  "tile",     "tile_parameter",
+      "tile_direction", "visitors", "directions",   "matrices",     "workspace", "first",    "staging",
+      "kept",           "mirror",   "gather_codes", "reduce_codes", "received",  "host_sums"};
   return names[static_cast<std::size_t>(role)];
 }
 

@@ -19,9 +19,9 @@ enum class OpKind : std::uint8_t {
   read,        // `to` = the tile's record
   read_first,  // `to` = the record's first region, the parameter
   upload,      // `to` = `from`: copies a host's bytes to the device
-  gather,      // `to` = the `from` of every rank, one after another
-  use,         // the trainer reads `from` (parameters) and, in backward, adds to `to` (gradients)
-  reduce,      // `to` = the sum over the ranks of `from`: this rank's part of it, or all
+  gather,  // `to` = the `from` of every rank, one after another; in the lane of uploads, of host memory that ranks share
+  use,     // the trainer reads `from` (parameters) and, in backward, adds to `to` (gradients)
+  reduce,  // `to` = the sum over the ranks of `from`: this rank's part of it, or all; in the lane of the host, there
   accumulate,  // `to` += `from`
   download,    // `to` = `from`: copies the device's bytes to the host
   keep,        // `to` = `from`: copies on the host
@@ -107,6 +107,11 @@ struct Op {
   bool is_marked = false;     // its end is marked in a stream, even if no operation waits for it
 };
 
+// Whether ranks reach each other's `from` in host memory: devices gather from there, and the host sums.
+inline bool passes_host(const Op& op) {
+  return (op.kind == OpKind::gather && op.lane == Lane::upload) || (op.kind == OpKind::reduce && op.lane == Lane::host);
+}
+
 // The purpose of a slot. Code finds slots by their role; their names are for display.
 enum class SlotRole : std::uint8_t {
   parameters,       // a unit's parameters: full, or this rank's shard of them
@@ -120,6 +125,7 @@ enum class SlotRole : std::uint8_t {
   partial,          // gradients that are summed over the shard group, not yet over the replicas: in fp32
   arriving,         // summed gradients on their way to their tier
   landed,           // the same, on the host
+  unsummed,         // gradients of this rank alone, on the host
   tile_gradients,   // gradients of one tile, for an update on the host
   tile_parameters,  // parameters of one tile, the same
   tile_directions,  // directions of one tile, for or after an update on the host

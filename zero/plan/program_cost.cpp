@@ -128,8 +128,11 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::clear:
     case OpKind::read:
     case OpKind::read_first: return op.to.bytes;
-    case OpKind::gather: return op.codes.exist() ? op.codes.received : op.to.bytes - op.from.bytes;
+    case OpKind::gather:
+      if (passes_host(op)) return op.to.bytes;
+      return op.codes.exist() ? op.codes.received : op.to.bytes - op.from.bytes;
     case OpKind::reduce: {
+      if (passes_host(op)) return op.from.bytes + op.to.bytes;
       if (op.codes.exist()) return op.codes.received;
       const double part = part_of_others(count_of(op.ranks, placement));
       const bool gathers = op.ranks == Ranks::replica_group && placement.parameter_replicas == 1;  // the sum, for all
@@ -190,6 +193,9 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::reduce:
     case OpKind::collect:
     case OpKind::distribute:
+      if (passes_host(op)) {
+        return machine.collective_latency + bytes / (op.kind == OpKind::gather ? machine.shared : machine.host_memory);
+      }
       return machine.collective_latency + seconds_on_links(op, input.placement, machine).sum() +
              coding / machine.device_memory;
     case OpKind::orthogonalize: return machine.products > 0 ? op.operations / machine.products : 0;

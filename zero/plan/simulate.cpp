@@ -23,8 +23,8 @@ bool needs_cores(const Op& op) { return !is_of_drives(op.lane) && op.kind != OpK
 // A GPU copies and updates while it multiplies, but products of an update and those of the model take turns.
 bool multiplies(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::orthogonalize; }
 bool needs_links(const Op& op) {
-  return op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
-         op.kind == OpKind::distribute;
+  return !passes_host(op) && (op.kind == OpKind::gather || op.kind == OpKind::reduce || op.kind == OpKind::collect ||
+                              op.kind == OpKind::distribute);
 }
 
 class Walk {

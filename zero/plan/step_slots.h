@@ -13,6 +13,7 @@
 #include "kernels/exact_sum_math.h"
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/sizes.h"
+#include "zero/plan/by_rates.h"
 #include "zero/plan/collective_memory.h"
 #include "zero/plan/compile_input.h"
 #include "zero/plan/matrix_homes.h"
@@ -130,6 +131,7 @@ struct StepRings {
   Ends partial{};          // device: summed over the shard group, not yet over the replicas
   Ends arriving{};         // device: summed gradients on their way to where they are kept
   Ends landed{};           // host: the same, to be added there
+  Ends unsummed{};         // host: full gradients of this rank, to be summed there
   Ring tile_gradients{};   // host: a tile's gradient, for an update on the host
   Ring tile_parameters{};  // host: the same of its parameter, if its record has none
   Ring tile_directions{};  // host: the same of its direction, for a rule of whole matrices
@@ -139,37 +141,6 @@ struct StepRings {
   Ring first_regions{};  // host: first regions of records
   Ring staging{};        // host: records on their way
 };
-
-// How many of a unit's tiles on the host the device updates: so many that the links, and the host's memory, through which each
-// byte of a link passes too, are done earliest.
-inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& at, std::size_t unit) {
-  const UpdateRates& rates = input.rates;
-  if (input.host_is_device || rates.host_memory == 0) return 0;
-  const auto elements = static_cast<double>(input.layout.units[unit].tile_elements);
-  const double parameter = elements * static_cast<double>(input.width(unit));
-  const double gradient = elements * static_cast<double>(input.width_of_sums(unit));
-  const auto state = static_cast<double>(input.blocks.of(unit).state);
-  const bool has_parameters = at.parameters == Tier::device;
-  const bool has_gradients = at.gradients == Tier::device;
-  // Bytes of a visitor on the links, and of another tile on the links and in its update.
-  const double leaves = state + (has_parameters ? 0 : parameter);
-  const double arrives = leaves + (has_gradients ? 0 : gradient);
-  const double up = has_parameters ? parameter : 0;
-  const double down = has_gradients ? gradient : 0;
-  const double update = gradient + 2 * parameter + 2 * state;
-  const auto tiles = static_cast<std::size_t>(std::ranges::count(at.state, Tier::host));
-  const auto seconds = [&](std::size_t visitors) {
-    const auto there = static_cast<double>(visitors);
-    const auto here = static_cast<double>(tiles - visitors);
-    return std::max({(there * arrives + here * up) / rates.upload, (there * leaves + here * down) / rates.download,
-                     (there * (arrives + leaves) + here * (up + down + update)) / rates.host_memory});
-  };
-  std::size_t best = 0;
-  for (std::size_t visitors = 1; visitors <= tiles; ++visitors) {
-    if (seconds(visitors) < seconds(best)) best = visitors;
-  }
-  return best;
-}
 
 class StepSlots {
  public:
@@ -241,7 +212,12 @@ class StepSlots {
     return cut({0, layout.trained.shard}, passes ? tiles_at_once * layout.tile_elements : layout.trained.shard);
   }
 
-  // Returns the bytes of a unit's reduced gradients.
+  bool sums_on_host(std::size_t unit) const { return ballast::sums_on_host(in_, residence_[unit], unit); }
+
+  // Returns the bytes of a unit's gradients, and of its reduced ones.
+  std::size_t gradient_bytes(std::size_t unit) const {
+    return in_.layout.units[unit].trained.count() * in_.width(unit);
+  }
   std::size_t shard_bytes(std::size_t unit) const {
     return in_.layout.units[unit].trained.shard * in_.width_of_sums(unit);
   }
@@ -273,7 +249,7 @@ class StepSlots {
   // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,
   // before they pass the slower link and wait for the CPU.
   bool is_normed_on_its_way(std::size_t unit) const {
-    return residence_[unit].gradients == Tier::host && !in_.host_is_device && sums_[unit] == 1;
+    return residence_[unit].gradients == Tier::host && !in_.host_is_device && sums_[unit] == 1 && !sums_on_host(unit);
   }
 
   // The tier where the program adds a unit's sum to the norm.
@@ -369,13 +345,15 @@ class StepSlots {
     const std::vector<Tier>& state = residence_[unit].state;
     const std::size_t tiles = state.size();
     const std::size_t copied = residence_[unit].parameters == Tier::host ? in_.blocks.of(unit).parameter : 0;
+    const bool is_shared =
+        gathers_from_host(in_, residence_[unit], unit);  // then other ranks map memory of parameters alone
     std::vector<std::size_t> on_device(tiles), blocks(2 * tiles), copies(tiles);
     for (std::size_t tile = 0; tile < tiles; ++tile) {
       switch (state[tile]) {
         case Tier::device: on_device[tile] = in_.blocks.state_bytes_on_device(unit); break;
         case Tier::host: {
           const BlockSizes sizes = block_sizes(unit, tile);
-          blocks[tile] = sizes.parameter;  // all parameters come before all states
+          (is_shared ? copies : blocks)[tile] = sizes.parameter;  // all parameters come before all states
           blocks[tiles + tile] = sizes.state;
           break;
         }
@@ -389,7 +367,7 @@ class StepSlots {
     slots.host_parameters = slots_.add_pieces(SlotRole::parameters, Tier::host, copies, which);
     for (std::size_t tile = 0; tile < tiles; ++tile) {
       if (state[tile] != Tier::host) continue;
-      slots.host_parameters[tile] = in_blocks[tile];
+      if (!is_shared) slots.host_parameters[tile] = in_blocks[tile];
       slots.state[tile] = in_blocks[tiles + tile];
     }
   }
@@ -478,7 +456,7 @@ class StepSlots {
   void add_gradients(const Uses& uses) {
     std::vector<std::size_t> unit_bytes;
     for (std::size_t unit = 0; unit < units_.size(); ++unit)
-      unit_bytes.push_back(round_up(in_.layout.units[unit].trained.count() * in_.width(unit), gathered_alignment));
+      unit_bytes.push_back(round_up(gradient_bytes(unit), gathered_alignment));
     std::size_t most = most_of_neighbours([&](std::size_t unit) { return unit_bytes[unit]; });
     const std::span<const Visit> trace = uses.trace();
     for (std::size_t i = 0; i < trace.size(); ++i) {
@@ -513,8 +491,10 @@ class StepSlots {
     const bool arrives = most([&](std::size_t unit) { return passes_by(unit) || on_host(unit); }) > 0;
     const bool lands = most([&](std::size_t unit) { return passes_by(unit) && on_host(unit); }) > 0;
     rings.arriving = add_ends(SlotRole::arriving, Tier::device, [&](std::size_t unit) {
-      return arrives && !sums_in_place(unit) && !adds_at_home(unit) ? part_bytes(unit) : 0;
+      return arrives && !sums_in_place(unit) && !adds_at_home(unit) && !sums_on_host(unit) ? part_bytes(unit) : 0;
     });
+    rings.unsummed = add_ends(SlotRole::unsummed, Tier::host,
+                              [&](std::size_t unit) { return sums_on_host(unit) ? gradient_bytes(unit) : 0; });
     rings.landed = add_ends(SlotRole::landed, Tier::host,
                             [&](std::size_t unit) { return lands && on_host(unit) ? part_bytes(unit) : 0; });
     rings.tile_gradients = slots_.add_ring(SlotRole::tile_gradients, Tier::host, tiles_on_their_way, tile_gradients);
@@ -623,6 +603,7 @@ class StepSlots {
 
   // Both groups of a mesh reduce in one lane, one after the other, so they share it.
   void add_memory_of_reductions() {
+    if (most([&](std::size_t unit) { return !sums_on_host(unit); }) == 0) return;
     const kernels::ReductionMemory memory = memory_of_reductions(in_);
     if (memory.received > 0) slots_.add(SlotRole::received, Tier::device, memory.received);
     if (memory.sums > 0) slots_.add(SlotRole::host_sums, Tier::device, memory.sums);

@@ -76,7 +76,7 @@ FUSED_PASSES, EAGER_PASSES = 1.0, 4.0
 # GeForce cards do not read each other's memory. Those of a machine pass so many of their links through that of the host.
 THROUGH_HOST = 1.2
 # The rates of a machine as one rank sees it, in bytes a second.
-RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
+RATES = ("gather", "reduce", "across", "upload", "download", "shared", "device_memory", "host_memory", "read", "write")
 SHARED_RATES = ("host_memory", "read", "write")  # those that the ranks of a machine share
 
 
@@ -224,6 +224,7 @@ class Rates:
     network: float = 0.4e9  # each GPU's part of the link to other machines: 25 Gbit/s for 8 of them
     upload: float = 25e9
     download: float = 25e9
+    shared: float = 25e9  # uploads of parameters from host memory that the GPUs of a machine share
     device_memory: float = 1e12
     host_memory: float = SERVER.memory  # a machine's memory
     read: float = 12e9  # all drives of a machine together
@@ -244,6 +245,7 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate], *, ranks_of_machine: int = 1) 
         network=network,
         upload=gpu.host_link,
         download=gpu.host_link,
+        shared=gpu.host_link,
         device_memory=0.85 * gpu.memory_rate,
         host_memory=gpu.host.memory,
     )
@@ -282,7 +284,8 @@ def machine(budget: Mapping[str, int], rates: Rates, *, ranks: int, ranks_of_mac
     made.ranks_per_host = ranks_of_machine if ranks > ranks_of_machine else 0
     made.device_memory = rates.device_memory
     made.host_memory = rates.host_memory / ranks_of_machine
-    made.upload, made.download = min(rates.upload, made.host_memory), min(rates.download, made.host_memory)
+    links = (min(rate, made.host_memory) for rate in (rates.upload, rates.download, rates.shared))
+    made.upload, made.download, made.shared = links
     made.read, made.write = rates.read / ranks_of_machine, rates.write / ranks_of_machine
     return made
 

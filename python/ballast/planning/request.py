@@ -506,7 +506,10 @@ def _rates(options: Options) -> dict[str, float]:
     """Return the rates that the plan depends on, by the names and with the values that the caller may give."""
     unused = ["network"] if options.ranks <= options.ranks_of_machine and options.hosts == 1 else []
     unused += ["device_memory"] if options.is_on_cpu else []  # the host is the device
-    return {name: rate for name, rate in vars(options.all_rates).items() if name not in unused}
+    rates = vars(options.all_rates)
+    share_memory = not options.is_on_cpu and 1 < options.ranks_of_host <= options.ranks_of_machine
+    unused += [] if share_memory and rates["shared"] > rates["peers"] else ["shared"]
+    return {name: rate for name, rate in rates.items() if name not in unused}
 
 
 def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:

@@ -33,6 +33,7 @@ constexpr unsigned cudaEventBlockingSync = 1;
 constexpr unsigned cudaEventDisableTiming = 2;
 constexpr unsigned cudaEventWaitDefault = 0;
 constexpr unsigned cudaHostRegisterPortable = 1;
+constexpr unsigned cudaHostRegisterReadOnly = 8;
 constexpr unsigned long long cudaEnableDefault = 0;
 
 struct cudaDeviceProp {

@@ -59,6 +59,7 @@ ON_GPUS = {
     "stage 3": of(stage=3),
     "host": of({**WIDE, **BF16}, stage=2, offload=STATE_ON_HOST),
     "host in stage 3": of({**WIDE, **BF16}, stage=3, offload=STATE_ON_HOST, state_format="compact"),
+    "all on the host": of(BF16, stage=3, offload={"parameters": "host", "gradients": "host", "state": "host"}),
     "codes": of(BF16, stage=3, wire="int8"),
     "kept": of(stage=3, keep_gathered=True),
     "accumulated": of(stage=2, micro_steps=2, steps=4),

@@ -67,6 +67,8 @@ class Communicator {
   // of a broadcast. In one collective the arrays of all ranks lie in such memory, or of none. Release it before the
   // last group ends.
   virtual Allocator* shared_memory() = 0;
+  // Whether all ranks are on one machine and reach each other's host memory: that of shared_memory(), or any memory of threads.
+  virtual bool shares_memory() const { return false; }
 
   // Writes every rank's `mine` into `all`, in rank order. `mine` may be its own part of `all`.
   virtual void all_gather(ConstView mine, View all) = 0;

@@ -29,6 +29,7 @@ struct Machine {
   double reduce = 0;
   double across = 0;  // rate of each rank, between hosts
   double upload = 0;
+  double shared = 0;  // uploads from host memory that the ranks of a machine share; 0: they share none
   double download = 0;
   double read = 0;  // rate of drives; reads and writes share their time
   double write = 0;
@@ -43,8 +44,7 @@ struct Machine {
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
 
-  // By which a training on this machine shares tiles between the GPU and the host.
-  UpdateRates update_rates() const { return {upload, download, host_memory}; }
+  TransferRates transfer_rates() const { return {upload, download, host_memory, gather, shared}; }
 
   bool shares_cores = false;    // a CPU: the trainer and all lanes except those of drives compute on the same cores
   bool host_is_device = false;  // a CPU: bytes on the host count as the device's, and the host is no choice

@@ -34,12 +34,15 @@ struct Visit {
 
 using Trace = std::vector<Visit>;  // the uses of one micro-step
 
-// The rates, in bytes a second, by which the tiles whose state is on the host are shared between its processor and the GPU. The GPU
-// gets none if they are 0. They change no bit of the training.
-struct UpdateRates {
+// The rates, in bytes a second, by which a program chooses between ways that give the same bits. If `host_memory` is 0, the GPU updates
+// no tile whose state is on the host. If `shared` is 0, nothing passes between ranks through the host's memory. All ranks use those of
+// rank 0.
+struct TransferRates {
   double upload = 0;
   double download = 0;
   double host_memory = 0;  // of updates on the host
+  double peers = 0;        // between GPUs of a machine
+  double shared = 0;       // from host memory that the ranks of a machine share, to each GPU
 };
 
 // How far ahead a program works, and when it updates. Changes no bit of the training.

@@ -67,8 +67,8 @@ struct TrainingOptions {
   // The uses of each micro-step, if known; else the order of declaration, until another order comes twice.
   Trace trace{};
   Schedule schedule{};
-  UpdateRates rates{.upload = 25e9, .download = 25e9, .host_memory = 60e9};  // PCIe 4 and two channels of DDR5
-  Wire wire{};                                                               // exact by default
+  TransferRates rates{.upload = 25e9, .download = 25e9, .host_memory = 60e9};  // PCIe 4 and two channels of DDR5
+  Wire wire{};                                                                 // exact by default
   double max_norm = optim::no_clipping;
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;
@@ -91,6 +91,7 @@ struct RankOf {
   std::size_t rank = 0;
   std::size_t ranks = 1;
   std::size_t ranks_per_host = 1;  // Communicator::ranks_per_host() of all ranks
+  bool shares_memory = false;      // Communicator::shares_memory() of all ranks
 };
 
 // The rules of the parameter groups, all of one kind: by the names of Model::groups, or in the order of the groups' numbers.

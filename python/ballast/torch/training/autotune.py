@@ -22,7 +22,7 @@ from ballast.formats import STATE_FORMATS, preferred
 from ballast.outer.fragments import Bytes, exchange_bytes, outer_state
 from ballast.planning.hardware import (
     RATES,
-    Rates,
+    Gpu,
     available_memory,
     gpu_like,
     machine,
@@ -57,9 +57,8 @@ class AvailableMachine:
     parameter_bytes: int  # bytes that torch holds on the host, for the parameters that are about to be partitioned
     free: int  # free bytes of the host
     drives: int
-    rates: Rates
-    products: float  # operations a second: of the GPU, or of all cores
-    on_gpu: bool
+    gpu: Gpu | None
+    cores: int
 
 
 def machine_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
@@ -74,7 +73,6 @@ def machine_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[U
 
 def _available_machine(options: WrapOptions, members: Sequence[UnitParameter]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
-    known = None if gpu is None else gpu_like(*name_and_bytes(gpu))
     device = None if options.memory is None else int(options.memory)
     held = sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
     if device is None and gpu is not None:
@@ -89,9 +87,8 @@ def _available_machine(options: WrapOptions, members: Sequence[UnitParameter]) -
         parameter_bytes=held if gpu is None else 0,
         free=available_memory(found),
         drives=sum(by_drive.values()),
-        rates=rates_of_cpus(found["cores"]) if known is None else rates_of(known, {}),
-        products=products_of_cpus(found["cores"]) if known is None else products_of(known),
-        on_gpu=gpu is not None,
+        gpu=None if gpu is None else gpu_like(*name_and_bytes(gpu)),
+        cores=found["cores"],
     )
 
 
@@ -101,9 +98,10 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     # Torch's memory is freed piece by piece.
     device = min(host + of.parameter_bytes, of.free) if of.device is None else of.device
     budget = {"device": device, "host": host, "nvme": of.drives // sharing}
-    made = machine(budget, of.rates, ranks=len(machines), ranks_of_machine=sharing)
-    made.products = of.products if of.on_gpu else of.products / sharing
-    if not of.on_gpu:
+    rates = rates_of_cpus(of.cores) if of.gpu is None else rates_of(of.gpu, {}, ranks_of_machine=sharing)
+    made = machine(budget, rates, ranks=len(machines), ranks_of_machine=sharing)
+    made.products = products_of_cpus(of.cores) / sharing if of.gpu is None else products_of(of.gpu)
+    if of.gpu is None:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True
     return made
