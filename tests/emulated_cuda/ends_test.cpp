@@ -1,5 +1,9 @@
 // How communicators of NCCL are made, work and end where a rank is alone, or NCCL is configured by its variables.
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -52,6 +56,26 @@ TEST_CASE("a rank that ends by an exception does not wait for the others' groups
       a_while);
   CHECK(failures[1] == "the script has ended");
   CHECK_THAT(failures[0], Contains("rank 1") && Contains("ended by an exception"));
+}
+
+TEST_CASE("a rank that is killed before it gathers from the host's memory ends the other, which names it") {
+  const Failures failures = failures_on_two_gpus([](RankOnGpu& rank) {
+    const auto group = rank.split_host();
+    MemoryAccounts accounts;
+    const Buffer mine = allocate(accounts, {.kind = MemoryKind::pinned,
+                                            .bytes = 1 << 20,
+                                            .owner = "mine",
+                                            .gpu = rank.gpu,
+                                            .allocator = group->shared_memory()});
+    const Buffer all =
+        allocate(accounts, {.kind = MemoryKind::device, .bytes = 2 * mine.bytes(), .owner = "all", .gpu = rank.gpu});
+    for (int round = 0; round < 3; ++round) {
+      if (round == 2 && rank.world.rank() == 1) ::kill(::getpid(), SIGKILL);
+      group->all_gather(mine.view(DType::u8), all.view(DType::u8));
+    }
+  });
+  CHECK(failures[1] == "signal 9");
+  CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
 }
 
 TEST_CASE("ranks work with an NCCL whose calls do not block") {

@@ -1,8 +1,7 @@
 // Trainings on several emulated GPUs: each rank has one, and NCCL connects them.
 #include <catch2/catch.hpp>
 
-#include "tests/comm/process_groups.h"
-#include "tests/emulated_cuda/emulated.h"
+#include "tests/emulated_cuda/two_gpus.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/gpu_cases.h"
 #include "tests/zero/training_rig.h"
@@ -116,11 +115,9 @@ TEST_CASE("ranks with a GPU each copy the parameters of all from the host's memo
 TEST_CASE("a gather from the host's memory ends when all GPUs have copied") {
   constexpr std::size_t bytes = std::size_t{2} << 20;
   check_as_processes(3, [](Communicator& world) {
-    const int gpu = static_cast<int>(world.rank());
-    const Stream stream(gpu);
-    const auto backend = kernels::cuda_backend(stream.handle(), gpu);
-    const Channel channel{{.stream = stream.handle(), .gpu = gpu, .from_host = true}, backend.get()};
-    const auto group = world.split(0, &channel);
+    RankOnGpu rank(world);
+    const int gpu = rank.gpu;
+    const auto group = rank.split_host();
     MemoryAccounts accounts;
     const Buffer mine = allocate(
         accounts,
@@ -133,8 +130,8 @@ TEST_CASE("a gather from the host's memory ends when all GPUs have copied") {
       std::memset(mine.data(), static_cast<int>(10 * world.rank() + round), bytes);
       group->all_gather(mine.view(DType::u8), all.view(DType::u8));
       std::memset(mine.data(), 0xff, bytes);
-      copy(seen.data(), all.data(), all.bytes(), stream);
-      stream.synchronize();
+      copy(seen.data(), all.data(), all.bytes(), rank.stream);
+      rank.stream.synchronize();
       for (std::size_t i = 0; i < seen.size(); ++i)
         expect(seen[i] == 10 * (i / bytes) + round, "a rank's values were copied after it had changed them");
     }

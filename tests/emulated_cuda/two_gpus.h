@@ -17,6 +17,12 @@ struct RankOnGpu {
     return world.split(color, &channel);
   }
 
+  // The same, for gathers of what they keep in host memory.
+  std::unique_ptr<Communicator> split_host() {
+    const Channel channel{{.stream = stream.handle(), .gpu = gpu, .from_host = true}, backend.get()};
+    return world.split(0, &channel);
+  }
+
   Communicator& world;
   int gpu;
   Stream stream{gpu};
