@@ -82,17 +82,19 @@ Spread moved(const Spread& spread, Tier from, Tier near, double part) {
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// Moves as much of the state as fits from its farthest tier to a nearer one. None if nothing of it fits there.
-std::optional<Placement> with_nearer_state(const ChoiceInput& input, const Placement& far, Tier near) {
+// Moves as much of the state, or of the gradients, as fits from its farthest tier to a nearer one. None if nothing of it fits there.
+std::optional<Placement> with_nearer(Spread Placement::*what, const ChoiceInput& input, const Placement& far,
+                                     Tier near) {
   constexpr double finest = 1.0 / 1024;
-  const Tier from = far.state.nvme > 0.0 ? Tier::nvme : Tier::host;
+  const Spread& spread = far.*what;
+  const Tier from = spread.nvme > 0.0 ? Tier::nvme : Tier::host;
   Placement placement = far;
   const auto fullness_with = [&](double part) {
-    placement.state = moved(far.state, from, near, part);
+    placement.*what = moved(spread, from, near, part);
     return fullness(input, placement, near, near == Tier::device ? Tier::host : Tier::nvme);
   };
-  placement.state = moved(far.state, from, near, greatest_part(finest, fullness_with));
-  if (placement.state == far.state) return {};
+  placement.*what = moved(spread, from, near, greatest_part(finest, fullness_with));
+  if (placement.*what == spread) return {};
   return placement;
 }
 
@@ -107,6 +109,7 @@ class Search {
     for (const Placement& placement : pure_placements(input_)) {
       consider(placement);
       consider_nearer_state(placement);
+      consider_sums_on_device(placement);
     }
     ChoiceInput without_drives = input_;
     without_drives.machine.bytes[index(Tier::nvme)] = 0;
@@ -133,7 +136,7 @@ class Search {
   }
 
   std::optional<Placement> nearer(const Placement& placement, Tier near) const {
-    return is_a_choice(near, input_.machine) ? with_nearer_state(input_, placement, near) : std::nullopt;
+    return is_a_choice(near, input_.machine) ? with_nearer(&Placement::state, input_, placement, near) : std::nullopt;
   }
 
   // Moves state from drives to the host. The device needs memory to update it in, and holds less of the state if that does not fit.
@@ -156,6 +159,12 @@ class Search {
       }
     }
     if (from_drives) consider_state_on_host(far);
+  }
+
+  // Sums of several micro-steps on the device pass to the host once a step.
+  void consider_sums_on_device(const Placement& on_host) {
+    if (input_.micro_steps == 1 || on_host.gradients.host == 0.0 || input_.machine.host_is_device) return;
+    if (const auto nearer = with_nearer(&Placement::gradients, input_, on_host, Tier::device)) consider(*nearer);
   }
 
   void consider_full_tiers(const ChoiceInput& input) {
