@@ -57,9 +57,14 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "emulated: runs on an emulated GPU, in another process")
+    config.addinivalue_line("markers", "thorough: takes long and seldom fails alone; runs with BALLAST_THOROUGH=1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get("BALLAST_THOROUGH"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)  # the summary counts them
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.name not in LONG)
     if not IS_EMULATED:
         for item in filter(emulated_cases.is_emulated, items):

@@ -15,6 +15,7 @@ is_built = any((BUILD / "python" / "ballast").glob("_core*.so")) and find_spec("
 
 
 @pytest.mark.skipif(not is_built, reason="needs a build of the Python package, and torch")
+@pytest.mark.thorough
 def test_a_training_that_fails_again_and_again_has_the_bits_of_an_undisturbed_one():
     command = [sys.executable, str(Path(__file__).with_name("run")), "20", "--seed", "7"]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -92,6 +92,7 @@ def pod(folder: Path, environment: dict[str, str], steps: int) -> Program:
     return Program(["-m", "torch.distributed.run", *words.split(", "), program], environment | of_kubeflow)
 
 
+@pytest.mark.thorough
 def test_a_pod_that_is_told_to_end_saves_and_the_next_one_continues(environment, tmp_path):
     status = Status(tmp_path)
     with pod(tmp_path, environment | status.environment, steps=100_000) as first:

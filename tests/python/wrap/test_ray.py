@@ -79,6 +79,7 @@ def program_of_guide(steps: int) -> str:
     return program.replace("        loss.backward()\n", dies).replace('{"steps": 20}', f'{{"steps": {steps}}}')
 
 
+@pytest.mark.thorough
 def test_the_program_of_the_guide_outlives_a_worker_and_continues_on_three(ray_here, tmp_path, monkeypatch):
     monkeypatch.setenv("SHARED", str(tmp_path))
     for workers, steps in (("2", 20), ("3", 30)):
