@@ -150,6 +150,8 @@ Plan::Plan(Model model, const RankOf& position, const Groups& groups, const Trai
   const std::vector<optim::Rule> rules = groups.of(model);
   compiled_ = compiled_plan(std::move(model), position, rules, options);
 }
+const CompiledPlan& compiled(const Plan& plan) { return *plan.compiled_; }
+
 Plan::Plan(Plan&&) noexcept = default;
 Plan::~Plan() = default;
 

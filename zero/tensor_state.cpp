@@ -22,15 +22,15 @@ std::vector<Moment> moments_in(const TileMemory& tile) {
 // Visits the tensors' parts in a tile, with the position at which each begins.
 template <class Visit>
 void TensorState::each_part(const LocalTile& tile, Visit&& visit) const {
-  for (const PartOfTile& each : parts_in(training_.plan().compiled(), tile))
+  for (const PartOfTile& each : parts_in(compiled(training_.plan()), tile))
     visit(each.part.tensor, Range{each.part.first, each.part.memory.count}, each.in_tile);
 }
 
-std::size_t TensorState::rank() const { return training_.plan().compiled().input().rank_in_shard_group; }
+std::size_t TensorState::rank() const { return compiled(training_.plan()).input().rank_in_shard_group; }
 
 std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tensor) const {
   const Unit& model = training_.model().units.at(unit);
-  const UnitLayout& layout = training_.plan().compiled().layout().units[unit];
+  const UnitLayout& layout = compiled(training_.plan()).layout().units[unit];
   std::vector<Range> ranges;
   for (const TensorPart& part : owners_of(model, layout, tensor, {0, model.tensors.at(tensor).elements()})) {
     if (part.rank == rank()) ranges.push_back(part.range);
@@ -40,13 +40,13 @@ std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tenso
 
 ChunkKind TensorState::chunk_kind(std::size_t unit) const {
   std::byte anywhere{};
-  return kind_of(training_.plan().compiled().blocks().state(unit, 0).tile(&anywhere), false);
+  return kind_of(compiled(training_.plan()).blocks().state(unit, 0).tile(&anywhere), false);
 }
 
 std::vector<StatePart> TensorState::parts() const {
   std::vector<StatePart> parts;
   for (const LocalTile& tile : tiles_.tiles()) {
-    for (const PartOfTile& each : parts_in(training_.plan().compiled(), tile))
+    for (const PartOfTile& each : parts_in(compiled(training_.plan()), tile))
       parts.push_back(each.part);
   }
   return parts;
@@ -63,10 +63,10 @@ TileVisitor by_part(const CompiledPlan& plan, const TensorState::Visitor& visito
 
 }  // namespace
 
-void TensorState::visit(const Visitor& visitor) { tiles_.visit(by_part(training_.plan().compiled(), visitor)); }
+void TensorState::visit(const Visitor& visitor) { tiles_.visit(by_part(compiled(training_.plan()), visitor)); }
 
 void TensorState::change(const Visitor& visitor, const std::function<void()>& agree) {
-  tiles_.change(by_part(training_.plan().compiled(), visitor), agree);
+  tiles_.change(by_part(compiled(training_.plan()), visitor), agree);
 }
 
 void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into) {

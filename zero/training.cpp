@@ -348,7 +348,7 @@ struct Training::Impl {
   TrainingOptions options;
   Communicator& world;
   Plan planned;
-  const CompiledPlan& plan = planned.compiled();
+  const CompiledPlan& plan = compiled(planned);
   // The CPU's, called by several lanes at once.
   std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = options.threads});
   MemoryAccounts accounts;

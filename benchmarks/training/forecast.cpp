@@ -274,7 +274,7 @@ double forward_share(std::span<const UnitWork> work) {
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, llama::Maths& maths) {
   require(!options.training.gpu, Code::unsupported,
           [] { return Problem{.what = "cannot forecast a training on a GPU", .needed = "a training on CPUs"}; });
-  const CompiledPlan& compiled = plan.compiled();
+  const CompiledPlan& compiled = ballast::compiled(plan);
   const UnitLayout& block = compiled.layout().units[1];
   // Many drives are fast for some seconds only, so a step that moves more is measured longer.
   const std::size_t on_drives = compiled.tiles_on_drive() * compiled.blocks().records().record;

@@ -36,7 +36,7 @@ std::size_t announced_memory(const RunOptions& options, const Plan& plan) {
   const std::size_t reserved = in(Tier::host) + (on_gpu ? 0 : in(Tier::device));
   const std::size_t activations = on_gpu ? 0 : options.ranks * llama::activation_bytes(options.model, options.batch);
   const RecordOptions& drives = options.training.drives;
-  const CompiledPlan& compiled = plan.compiled();
+  const CompiledPlan& compiled = ballast::compiled(plan);
   if (in(Tier::nvme) > 0 && drives.run.empty())  // the files of a run may exist already
     offload::require_space(compiled.blocks().shape(compiled.tiles_on_drive()), drives.directories, options.ranks);
   return reserved + activations + resident_of_libraries;

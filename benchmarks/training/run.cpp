@@ -106,7 +106,7 @@ class Run {
                     options_.training);
     start_ = {.parameters = llama::parameters_of(plan.model()),
               .announced_bytes = announced_memory(options_, plan),
-              .drive_work = drive_work_of(plan.compiled())};
+              .drive_work = drive_work_of(compiled(plan))};
     world_.barrier();  // all ranks measure at the same time, as they compute later
     if (options_.forecasts) start_.forecast = forecast(options_, plan, world_, maths_);
     forget_peak();

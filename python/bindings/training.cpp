@@ -445,7 +445,7 @@ void bind_parameters(py::class_<TrainingBinding>& training) {
       .def(
           "tensor_begins",
           [](const TrainingBinding& self, std::size_t unit) {
-            return self.training().plan().compiled().layout().units.at(unit).tensor_begin;
+            return compiled(self.training().plan()).layout().units.at(unit).tensor_begin;
           },
           py::arg("unit"))
       .def(
@@ -462,7 +462,7 @@ void bind_parameters(py::class_<TrainingBinding>& training) {
            "Gather exact ones even if gathers are encoded.")
       .def_property_readonly(
           "gathers_codes",
-          [](const TrainingBinding& self) { return self.training().plan().compiled().input().gathers_codes(); },
+          [](const TrainingBinding& self) { return compiled(self.training().plan()).input().gathers_codes(); },
           "If false, acquire_parameters() gathers exact ones.")
       .def("release", &TrainingBinding::release)
       .def("take_full_parameters", working(&TensorState::take_full_parameters), py::arg("written"))

@@ -35,7 +35,7 @@ emulated::Counts calls_of_steps(Training& training, const Model& model, std::siz
 }
 
 std::size_t marked_ends(const Training& training) {
-  const std::vector<Op>& ops = training.plan().compiled().program().ops;
+  const std::vector<Op>& ops = compiled(training.plan()).program().ops;
   const std::vector<bool> awaited = awaited_in(ops);
   std::size_t marked = 0;
   for (std::size_t op = 0; op < ops.size(); ++op) {

@@ -101,7 +101,7 @@ TrainingOptions options_of(const Case& each, std::size_t tile_elements) {
 
 // The operations of a step, without the sizes of what they move and compute, and the waits that follow from those.
 std::vector<Op> structure(const Plan& plan) {
-  std::vector<Op> ops = plan.compiled().program().ops;
+  std::vector<Op> ops = compiled(plan).program().ops;
   for (Op& op : ops) {
     for (Piece* const piece : {&op.from, &op.to, &op.state}) {
       piece->begin = piece->bytes = 0;

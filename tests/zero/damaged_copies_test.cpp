@@ -39,7 +39,7 @@ std::vector<std::string> settle_without(const KeptRun& run, const BytesOfFile& u
                          request.offset >= unreadable.begin && request.offset < unreadable.end;
       return fails ? -EIO : offload::system_call(request);
     });
-    const CompiledPlan& compiled = plan.compiled();
+    const CompiledPlan& compiled = ballast::compiled(plan);
     OwnRun own{
         {drives, {queue.get()}}, compiled, describe(compiled), compiled.blocks().shape(compiled.tiles_on_drive())};
     own.shape.rank = static_cast<std::uint32_t>(world.rank());

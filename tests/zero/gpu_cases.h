@@ -297,7 +297,7 @@ inline void check_trainer_is_waited_for() {
     fill(work.data(), 1, work.bytes(), stream);
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    if (training.plan().compiled().layout().units[unit].elements() == 0) continue;
+    if (compiled(training.plan()).layout().units[unit].elements() == 0) continue;
     const View whole = TrainingState(training).full_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }

@@ -99,7 +99,7 @@ void keep_gathered(Training& training, std::size_t bytes) {
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
-  const Program& program = training.plan().compiled().program();
+  const Program& program = compiled(training.plan()).program();
   const auto count = [&](const std::vector<Op>& ops, std::size_t times) {
     for (const Op& op : ops) {
       outcome.planned_moves[static_cast<std::size_t>(op.lane)] += times * bytes_moved(op, training.plan().placement());

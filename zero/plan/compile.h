@@ -70,4 +70,7 @@ class CompiledPlan {
   std::vector<std::pair<std::size_t, std::size_t>> frozen_;   // likewise
 };
 
+class Plan;
+const CompiledPlan& compiled(const Plan& plan);
+
 }  // namespace ballast

@@ -130,9 +130,9 @@ class Plan {
   Simulation simulate(const Machine& machine, std::span<const UnitWork> work) const;
   std::string to_text() const;  // the program: one slot or operation a line
 
-  const CompiledPlan& compiled() const { return *compiled_; }
-
  private:
+  friend const CompiledPlan& compiled(const Plan& plan);  // the library's own
+
   std::unique_ptr<const CompiledPlan> compiled_;
 };
 
