@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 ATTRIBUTE = "ballast_part"  # a local tensor has its Part here
+IN_ITS_PLACE = "ballast_local"  # and a DTensor, that it was replaced by it: optimizers may still have the DTensor
+Parts = tuple[tuple[str, "Part"], ...]  # by the names of a module's parameters
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,18 @@ class Part:
         """Return the full tensor. All ranks of the mesh call this together."""
         with torch.no_grad():
             return self.dtensor(local).full_tensor()
+
+    def local_of(self, full: Any) -> torch.Tensor:
+        """Return the local tensor of a full one, which may be a DTensor. All ranks of the mesh call this together."""
+        if not is_dtensor(full):
+            sizes, offsets = self._box
+            for dim, (size, offset) in enumerate(zip(sizes, offsets)):
+                full = full.narrow(dim, offset, size)
+            local: torch.Tensor = full
+            return local
+        if (full.device_mesh, tuple(full.placements)) != (self.mesh, self.placements):
+            full = full.redistribute(self.mesh, self.placements)
+        return local_tensor(full)
 
     @property
     def ranks(self) -> list[int]:
@@ -114,15 +128,20 @@ def use_local_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.
     modules = [*model.modules()] if model is not None else []
     found = {id(each): each for module in modules for each in module._parameters.values() if is_dtensor(each)}
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if outside := [each for group in groups for each in group["params"] if is_dtensor(each) and id(each) not in found]:
+    given = {id(each): each for group in groups for each in group["params"] if is_dtensor(each) and id(each) not in found}
+    earlier = {key: there for key, each in given.items() if (there := getattr(each, IN_ITS_PLACE, None)) is not None}
+    if outside := [each for key, each in given.items() if key not in earlier]:
         refuse(
             "cannot train a DTensor that no module of the model has: modules see the full tensor that it is a part of",
             where=f"a parameter of shape {tuple(outside[0].shape)}",
             needed="ballast.wrap(optimizer, model, mesh=...), with the model that has it",
         )
     names = {id(each): name for name, each in model.named_parameters()} if found and model is not None else {}
-    local = {key: _local_parameter(each, names[key]) for key, each in found.items()}
     undoing = ExitStack()
+    local = earlier | {key: _local_parameter(each, names[key]) for key, each in found.items()}
+    for key, each in found.items():
+        setattr(each, IN_ITS_PLACE, local[key])
+        undoing.callback(delattr, each, IN_ITS_PLACE)
     for module in modules if local else ():
         own = {name: local[id(each)] for name, each in module._parameters.items() if id(each) in local}
         if own:
@@ -169,6 +188,8 @@ def _show_dtensors(module: torch.nn.Module, own: dict[str, torch.nn.Parameter], 
     parts = tuple((name, part) for name, each in own.items() if (part := part_of(each)) is not None)
     module._parameters.update(own)
     module.__class__ = cast("Any", _class_with)(type(module), parts)
+    undoing.callback(module.register_state_dict_post_hook(partial(_give_dtensors, parts)).remove)
+    undoing.callback(module.register_load_state_dict_pre_hook(partial(_take_local_tensors, parts)).remove)
     if not any(True for child in module.children() for _ in child.parameters()):  # else another unit may replace its values
         if "forward" in vars(module):
             undoing.callback(setattr, module, "forward", module.forward)
@@ -178,7 +199,7 @@ def _show_dtensors(module: torch.nn.Module, own: dict[str, torch.nn.Parameter], 
 
 
 @cache  # modules of one class with the same placements stay modules of one class
-def _class_with(kind: type[torch.nn.Module], parts: tuple[tuple[str, Part], ...]) -> type[torch.nn.Module]:
+def _class_with(kind: type[torch.nn.Module], parts: Parts) -> type[torch.nn.Module]:
     """Return a subclass whose attributes of these names are DTensors."""
 
     def attribute(name: str, part: Part) -> property:
@@ -202,6 +223,21 @@ def _forward_with_dtensors(
         return forward(*args, **kwargs)
     finally:
         module._parameters.update(own)
+
+
+def _give_dtensors(parts: Parts, _module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name, part in parts:
+        local = state.get(prefix + name)
+        if isinstance(local, torch.Tensor) and not is_dtensor(local) and tuple(local.shape) == part.local_shape:
+            with torch.no_grad():
+                state[prefix + name] = part.dtensor(local)
+
+
+def _take_local_tensors(parts: Parts, _module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, part in parts:
+        given = state.get(prefix + name)
+        if isinstance(given, torch.Tensor) and given.shape == part.shape:
+            state[prefix + name] = part.local_of(given)
 
 
 # --- In the graph of autograd ---

@@ -11,6 +11,7 @@ import torch
 from ballast.torch.parts import Part
 from python.wrap.support.frameworks import as_launched, tiny_model
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -272,6 +273,10 @@ def refusals(rank: int) -> dict[str, str]:
     its_optimizer = torch.optim.SGD(wide.parameters(), lr=0.1)
     found["other ranks"] = message_of(lambda: ballast.wrap(its_optimizer, wide, mesh=mesh))
     found["sharded over data"] = message_of(lambda: ballast.wrap(optimizer, model, mesh=one))
+    matrix = torch.nn.Linear(4, 6, bias=False)
+    parallelize_module(matrix, mine, ColwiseParallel())
+    for kind in (torch.optim.Muon, torch.optim.Adafactor):
+        found[kind.__name__] = message_of(lambda kind=kind: ballast.wrap(kind(matrix.parameters()), matrix, mesh=mesh["dp"]))
     apart = torch.distributed.device_mesh.DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",))
     if rank > 1:
         found["not in mesh"] = message_of(lambda: ballast.wrap(optimizer, model, mesh=apart))
@@ -280,6 +285,41 @@ def refusals(rank: int) -> dict[str, str]:
     assert all(one is other for one, other in zip(before, [*model.parameters(), *optimizer.param_groups[0]["params"]] * 2))
     assert type(model.each) is torch.nn.ParameterList and type(optimizer) is torch.optim.SGD
     return found
+
+
+def in_files_of_torch(rank: int, stage: int, folder: str) -> list[Any]:
+    """Save with torch.distributed.checkpoint and load in another model. Return shapes, and whether both give the same."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    outputs, shapes = [], []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        for each in (first, second):  # the second one has the DTensors of before
+            ballast.wrap(each, model, stage=stage, mesh=mesh["dp"])
+        model(torch.ones(2, 6)).sum().backward()
+        with ballast.gather(model):
+            state = model.state_dict()
+            if seed == 0:
+                torch.distributed.checkpoint.save(state, checkpoint_id=folder)
+            else:
+                torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+                model.load_state_dict(state)
+                whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+                model.load_state_dict(whole)
+                shapes = [tuple(each.shape) for each in whole.values()]
+        outputs.append(model(torch.ones(2, 6)).detach())
+        second.close()
+        first.close()
+    return [shapes, torch.equal(*outputs)]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_files_of_torch_have_the_full_tensors(tmp_path, stage):
+    for found in run_ranks(2, in_files_of_torch, stage, str(tmp_path)):
+        assert found == [[(8, 6), (8,), (3, 8), (3,)], True]
 
 
 def norm_of_placements(rank: int, sizes: list[int]) -> tuple[float, str]:
@@ -303,6 +343,8 @@ def test_what_cannot_be_trained_is_named():
         "no model": "no module of the model has",
         "other ranks": "its mesh has other ranks than those",
         "sharded over data": "mesh does not say(.|\n)*fully_shard",
+        "Muon": "shards of a DTensor with Muon(.|\n)*AdamW",
+        "Adafactor": "shards of a DTensor with Adafactor",
         "not in mesh": "this process is not in it",
         "hook": "has hooks(.|\n)*parameter each.0",
     }

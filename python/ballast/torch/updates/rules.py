@@ -16,6 +16,7 @@ from ballast import _core
 from ballast.checks import is_number, refuse, refuse_unsupported
 from ballast.errors import Error
 from ballast.torch.parameters.units import UnitParameter
+from ballast.torch.parts import part_of
 from ballast.torch.updates.adafactor import AdafactorUpdates, refuse_parts_of_matrices
 from ballast.torch.updates.commit_metadata import decode_missed_steps, encode_missed_steps, join_missed_steps
 from ballast.torch.updates.custom_step import makes_steps_of_lion
@@ -38,6 +39,7 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool
     """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if the
     user declares that this step does the same to each element. The library keeps the state of that step if `stored`."""
     make_rule = rule_of(optimizer)
+    _require_whole_matrices(optimizer)
     if make_rule is not None and (not is_named_lion(optimizer) or makes_steps_of_lion(optimizer)):
         return RuleUpdates(make_rule)
     if type(optimizer) is torch.optim.Adafactor:
@@ -46,6 +48,21 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool
         return AdafactorUpdates(torch.optim.Adafactor)
     require_elementwise(optimizer, declared)
     return StoredUpdates(optimizer) if stored else CustomUpdates(type(optimizer))
+
+
+def _require_whole_matrices(optimizer: torch.optim.Optimizer) -> None:
+    kind = type(optimizer).__name__
+    if kind not in ("Muon", "Adafactor"):
+        return
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            if (part := part_of(each)) is not None and part.local_shape != tuple(part.shape):
+                refuse_unsupported(
+                    f"cannot train shards of a DTensor with {kind}: {NEEDS_FULL_PARAMETERS[kind]}",
+                    where=f"a parameter of shape {tuple(part.shape)}, of which this rank has {part.local_shape}",
+                    needed="replicated DTensors, or plain parameters",
+                    remedy="Give such parameters to an optimizer that does the same to each element, such as AdamW.",
+                )
 
 
 MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
