@@ -440,8 +440,9 @@ bool RecordStore::load(const Commit& commit) {
   return false;
 }
 
+// A step that did not end may have written over the generation before the current one.
 void RecordStore::log_unusable(const Commit& commit, std::string_view reason) const {
-  if (log_ == nullptr) return;
+  if (log_ == nullptr || commit.generation < last_.generation) return;
   log_->warning(fmt::format("{}: generation {} (step {}) cannot be used: {}", stripes_.front()->file.path().string(),
                             commit.generation, commit.step, reason));
 }

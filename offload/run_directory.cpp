@@ -31,11 +31,14 @@ constexpr uid_t root = 0;
 std::string other_user(uid_t owner) { return fmt::format("it belongs to user {}, not to {}", owner, ::geteuid()); }
 
 // The text for a process that finds the directory locked.
-std::string text_of_this_process() {
+std::string name_of_this_process() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("process {} on {}, since {:%Y-%m-%d %H:%M:%S} UTC\n", ::getpid(), host.data(),
-                     fmt::gmtime(std::time(nullptr)));
+  return fmt::format("process {} on {}", ::getpid(), host.data());
+}
+
+std::string text_of_this_process() {
+  return fmt::format("{}, since {:%Y-%m-%d %H:%M:%S} UTC\n", name_of_this_process(), fmt::gmtime(std::time(nullptr)));
 }
 
 std::string holder_of(int file) {
@@ -48,10 +51,17 @@ std::string holder_of(int file) {
 
 [[noreturn]] void fail_to_lock(int file, const std::filesystem::path& directory, int error) {
   switch (error) {
-    case EWOULDBLOCK:
+    case EWOULDBLOCK: {
+      const std::string holder = holder_of(file);
+      const bool is_own = holder.starts_with(name_of_this_process() + ",");
       fail(Code::directory_in_use,
-           {.what = fmt::format("cannot lock the directory: it is in use by {}", holder_of(file)),
-            .where = directory.string()});
+           {.what = fmt::format("cannot lock the directory: it is in use by {}", holder),
+            .where = directory.string(),
+            .remedy =
+                is_own ? "That is this process. End the training that uses it, and keep nothing of one that has ended: "
+                         "no state_dict() of its optimizer, for example."
+                       : ""});
+    }
     case ENOLCK:
     case ENOSYS:
     case EOPNOTSUPP:

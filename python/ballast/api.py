@@ -512,7 +512,8 @@ def chunked_loss(
 
     The result is the mean over tokens whose label is not `ignore_index` (-100), or the sum divided by `num_items_in_batch`, as
     Trainers with gradient accumulation have it. `label_smoothing` is that of torch, and `z_loss` a factor of the squared
-    logarithm of the sum of each token's exponentials. The head may be any module that makes logits, with adapters too.
+    logarithm of the sum of each token's exponentials. The head may be any module that makes logits, with adapters too; its
+    forward hooks get the loss in place of the logits.
     """
     from ballast.torch.chunks import Loss, chunked_loss
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from ballast.checks import refuse
+from ballast.torch.parts import part_of
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -114,6 +115,11 @@ def calling(module: torch.nn.Module, forward: Callable[..., torch.Tensor]) -> It
 
 def chunked_loss(head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tensor, loss: Loss) -> torch.Tensor:
     """Return the sum of the loss of all tokens. It is one call of the head: a sharded head is gathered once."""
+    if any(part_of(each) is not None for each in head.parameters()):
+        refuse(
+            "cannot compute the loss of a head whose parameters are DTensors in chunks",
+            needed="a head of plain parameters, or torch.distributed.tensor.parallel.loss_parallel()",
+        )
     forward, has_backward = head.forward, torch.is_grad_enabled()
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
@@ -159,7 +165,14 @@ class OfTiles(torch.autograd.Function):
     def forward(ctx: Any, forward: Forward, tiles: int, tokens: torch.Tensor, *parameters: Any) -> torch.Tensor:
         ctx.forward, ctx.tiles, ctx.parameters, ctx.state = forward, tiles, parameters, State.now(tokens.device)
         ctx.save_for_backward(tokens)
-        return torch.cat([forward(each) for each in tokens.tensor_split(tiles)])
+        before = tokens._version
+        result = torch.cat([forward(each) for each in tokens.tensor_split(tiles)])
+        if tokens._version != before:
+            refuse(
+                "cannot compute a module in tiles: it changes its input, which backward needs as it was",
+                needed="a module without an operation in place on its input, such as ReLU(inplace=True) as its first",
+            )
+        return result
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]

@@ -338,6 +338,17 @@ def test_hooks_of_saved_tensors_do_not_see_the_logits():
         torch.testing.assert_close(one, other)
 
 
+def test_a_tiled_module_that_changes_its_input_is_refused():
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x *= 2
+            return super().forward(x)
+
+    module = ballast.tiled(Doubled(4, 4), tiles=2)
+    with pytest.raises(ballast.UsageError, match="changes its input"):
+        module(torch.ones(6, 4))
+
+
 def test_other_calls_of_a_tiled_module_are_refused():
     assert ballast.tiled(mlp(), 4)(torch.zeros(0, WIDTH)).shape == (0, WIDTH)
     with pytest.raises(ballast.UsageError, match="B1001 cannot compute a module in tiles"):
