@@ -4,12 +4,14 @@ Conversions of transformers make one from the other. The adapters of PEFT's mode
 from __future__ import annotations
 
 import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -156,37 +158,104 @@ class HubNames:
             yield from revert_weight_conversion(self._model, self._kept.pop(group)).items()
 
 
+# Tuners of PEFT whose layers add get_delta_weight() to their weights. Others multiply, or change other tensors as well.
+ADDING = ("adalora", "loha", "lokr", "lora", "randlora")
+OUTSIDE = "Merge in full: with ballast.gather(model): model.merge_and_unload().save_pretrained(folder)"
+
+
 class MergedAdapters:
-    """The parameters and buffers of a model without adapters of PEFT, which are added to them where they are read."""
+    """The parameters and buffers of a model without adapters of PEFT, which are added to them where they are read. An adapter
+    that cannot be added is refused: a part of it would be lost."""
 
     def __init__(self, model: torch.nn.Module):
         model = unwrapped(model)
-        self.model: torch.nn.Module = model.get_base_model() if hasattr(model, "peft_config") else model
+        tuner: Any = getattr(model, "base_model", None)
+        self.model: torch.nn.Module = tuner.model if hasattr(tuner, "inject_adapter") else model
         self.adapters: dict[int, list[torch.Tensor]] = {}  # the parameters of adapters, by id of the weight that they change
         self._layers: dict[str, Any] = {}
-        layers = {path: each for path, each in self.model.named_modules() if hasattr(each, "get_delta_weight")}
+        layers = {path: each for path, each in self.model.named_modules() if is_tuner_layer(each)}
         self.tensors: dict[str, torch.Tensor] = {}
         for name, tensor in tensors_of(self.model).items():
-            path = next((path for path in layers if name.startswith(f"{path}.")), None)
+            path = next((path for path in reversed(layers) if name.startswith(f"{path}.")), None)  # the innermost layer
             if path is None:
                 self.tensors[name] = tensor
             elif name.startswith(f"{path}.base_layer."):
-                own = name.replace(".base_layer.", ".")
+                own = re.sub(r"\.(base_layer\.)+", ".", name)
                 self.tensors[own] = tensor
-                if own == f"{path}.weight":
+                if name == f"{path}.base_layer.weight" and unmerged(layers[path]):
                     self._layers[own] = layers[path]
-                    self.adapters[id(tensor)] = [each for key, each in layers[path].named_parameters() if "lora_" in key]
+                    self.adapters[id(tensor)] = [
+                        each for key, each in layers[path].named_parameters() if not key.startswith("base_layer.")
+                    ]
+        self._check(layers)
+        for name, config in getattr(model, "peft_config", {}).items():  # those without layers, such as trained prompts
+            if config.peft_type.value.lower() not in ADDING:
+                refuse_merging(f"{config.peft_type.value} does not add to weights", f"adapter {name}")
+
+    def _check(self, layers: Mapping[str, Any]) -> None:
+        """Refuse what value() would not write in full."""
         if saved := next((name for name in self.tensors if ".modules_to_save." in name), None):
             refuse("cannot merge adapters: modules_to_save replaces modules", where=saved, needed="adapters of layers alone")
         packed = next((own for own in self._layers if not self.tensors[own].is_floating_point()), None)
         if packed is not None:
             refuse("cannot merge adapters into packed weights", where=packed, needed="a model whose weights are numbers")
+        users = Counter(id(each) for module in self.model.modules() for each in module.parameters(recurse=False))
+        for path, layer in layers.items():
+            if unmerged(layer):
+                weight = layer.get_base_layer()._parameters.get("weight")
+                if weight is not None and users[id(weight)] > 1:
+                    refuse(
+                        "cannot merge adapters: another module has the same weight, and would change too",
+                        where=path,
+                        needed="adapters of weights that are not tied",
+                        remedy="Adapt a model whose config has tie_word_embeddings=False, or publish the adapters alone.",
+                    )
+                if reason := why_not_added(layer):
+                    refuse_merging(reason, path)
+        added = {id(layer) for layer in self._layers.values()}
+        left = next((path for path, layer in layers.items() if unmerged(layer) and id(layer) not in added), None)
+        left = left or next((name for name in self.tensors if ".token_adapter." in name), None)
+        if left is not None:
+            refuse_merging("they change another tensor than the weight of a layer", left)
 
     def value(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the merged values of a tensor. Its adapters are gathered."""
         layer = self._layers.get(name)
-        if layer is None or layer.merged:
+        if layer is None:
             return tensor
         with torch.no_grad():
-            deltas = [layer.get_delta_weight(each) for each in layer.active_adapters if each in layer.scaling]
+            deltas = [layer.get_delta_weight(each) for each in unmerged(layer)]
             return sum(deltas, start=tensor.float()).to(tensor.dtype)
+
+
+def is_tuner_layer(module: torch.nn.Module) -> bool:
+    return "base_layer" in module._modules and hasattr(module, "adapter_layer_names")
+
+
+def unmerged(layer: Any) -> list[str]:
+    """Return the active adapters of a layer that its weights do not contain yet."""
+    adapters = {name for key in layer.adapter_layer_names for name in getattr(layer, key)}
+    return [each for each in layer.active_adapters if each in adapters and each not in layer.merged_adapters]
+
+
+def why_not_added(layer: Any) -> str:
+    """Return why the active adapters of a layer are not what get_delta_weight() adds to its weight, or nothing."""
+    kind = next(each.__module__ for each in type(layer).__mro__ if each.__module__.startswith("peft.")).split(".")[2]
+    if kind not in ADDING:
+        return f"{type(layer).__name__} of {kind} does not add to weights"
+    if layer.merged:
+        return "some adapters of the layer are merged into it, and others are not"
+    names = unmerged(layer)
+    if any(getattr(layer, "use_dora", {}).get(each) for each in names):
+        return "DoRA scales the sum of the weight and the adapter"
+    if any(each in getattr(layer, "lora_variant", {}) for each in names):
+        return "the adapter is a variant of LoRA, which does more than add to the weight"
+    if any(getattr(layer, "lora_bias", {}).get(each) for each in names):
+        return "lora_bias changes the bias of the layer too"
+    if getattr(layer, "parameter_name", "weight") != "weight":
+        return "target_parameters changes another parameter than the weight of a layer"
+    return ""
+
+
+def refuse_merging(reason: str, where: str) -> NoReturn:
+    refuse(f"cannot merge adapters unit by unit: {reason}", where=where, needed="adapters that add to weights", remedy=OUTSIDE)

@@ -101,3 +101,103 @@ def test_experts_that_no_file_has_are_named(change, tmp_path):
     with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*layers\.1\.(mlp|block_sparse_moe)\.experts"):
         from_pretrained(transformers.MixtralForCausalLM, tmp_path)
     assert Path(path).exists()
+
+
+def llama(**options: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=48, **options))
+
+
+def merge_one(model: Any, config: Any) -> None:
+    model.add_adapter("other", config)
+    model.base_model.set_adapter(["default", "other"])
+    model.merge_adapter(["default"])  # set_adapter() would take it out again
+
+
+LORA: dict[str, Any] = dict(r=2, init_lora_weights=False)
+PARTLY: dict[str, tuple[dict[str, Any], str, str]] = {  # options; layer and reason in the error
+    "DoRA": (LORA | dict(use_dora=True, target_modules=["q_proj"]), "0.self_attn.q_proj", "DoRA scales"),
+    "bias": (LORA | dict(lora_bias=True, target_modules=["k_proj"]), "0.self_attn.k_proj", "lora_bias changes"),
+    "tied head": (LORA | dict(target_modules=["q_proj", "lm_head"]), "lm_head", "another module has the same weight"),
+    "tied words": (LORA | dict(target_modules=["embed_tokens"]), "embed_tokens", "another module has the same weight"),
+    "variant": (LORA | dict(alora_invocation_tokens=[1], target_modules=["q_proj"]), "0.self_attn.q_proj", "variant"),
+    "one merged": (LORA | dict(target_modules=["q_proj"]), "0.self_attn.q_proj", "some adapters of the layer are merged"),
+}
+
+
+def refused(model: Any, path: Path, layer: str, reason: str) -> None:
+    with pytest.raises(ballast.UsageError) as caught:
+        ballast.export(model, path, merge_adapters=True)
+    assert all(each in str(caught.value) for each in ("B1001 cannot merge adapters", layer, reason)), caught.value
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("case", PARTLY)
+def test_adapters_that_would_be_merged_in_part_are_refused(case, tmp_path):
+    peft = pytest.importorskip("peft")
+    options, layer, reason = PARTLY[case]
+    config = peft.LoraConfig(**options)
+    model = peft.get_peft_model(llama(attention_bias=True, tie_word_embeddings="tied" in case), config)
+    if case == "one merged":
+        merge_one(model, config)
+    refused(model, tmp_path / "model.safetensors", layer, reason)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {  # configs, their options, and the layer or adapter in the error
+    "IA3Config": (dict(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]), "0.self_attn.k_proj"),
+    "LNTuningConfig": (dict(target_modules=["input_layernorm"]), "0.input_layernorm"),
+    "OFTConfig": (dict(oft_block_size=8, target_modules=["q_proj"]), "0.self_attn.q_proj"),
+    "HRAConfig": (dict(r=2, target_modules=["q_proj"]), "0.self_attn.q_proj"),
+    "VeraConfig": (dict(r=2, target_modules=["q_proj"]), "0.self_attn.q_proj"),
+    "FourierFTConfig": (dict(n_frequency=8, target_modules=["q_proj"]), "0.self_attn.q_proj"),
+    "PrefixTuningConfig": (dict(task_type="CAUSAL_LM", num_virtual_tokens=3), "adapter default"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_adapters_that_do_not_add_to_weights_are_refused(kind, tmp_path):
+    peft = pytest.importorskip("peft")
+    options, where = OTHERS[kind]
+    model = peft.get_peft_model(llama(), getattr(peft, kind)(**options))
+    refused(model, tmp_path / "model.safetensors", where, "does not add to weights")
+
+
+@pytest.mark.parametrize("options", [dict(trainable_token_indices=[1, 2]), dict(target_parameters=["experts.down_proj"])])
+def test_adapters_of_other_tensors_than_weights_are_refused(options, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(model_of("Mixtral"), peft.LoraConfig(**LORA, target_modules=["q_proj"], **options))
+    where = "embed_tokens" if "trainable_token_indices" in options else "0.mlp.experts"
+    refused(model, tmp_path / "model.safetensors", where, "add to weights")
+
+
+def test_a_merge_that_is_refused_can_be_made_in_full(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(llama(), peft.LoraConfig(**PARTLY["DoRA"][0]))
+    expected = model.merge_and_unload().state_dict()
+    torch.manual_seed(0)
+    model = peft.get_peft_model(llama(), peft.LoraConfig(**PARTLY["DoRA"][0]))
+    adapters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = ballast.wrap(torch.optim.SGD(adapters, lr=0.0), model, stage=3)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    with ballast.gather(model):
+        model.merge_and_unload().save_pretrained(tmp_path)
+    optimizer.close()
+    for name, each in load_file(tmp_path / "model.safetensors").items():
+        torch.testing.assert_close(each, expected[name])
+
+
+@pytest.mark.parametrize("is_injected", [False, True])
+def test_adapters_are_merged_however_they_were_given_to_the_model(is_injected, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, config = llama(), peft.LoraConfig(**LORA, target_modules=["q_proj"])
+    if is_injected:
+        model.add_adapter(config)
+    else:
+        model = peft.get_peft_model(model, config, mixed=True)
+    ballast.export(model, tmp_path / "model.safetensors", merge_adapters=True)
+    found, plain = load_file(tmp_path / "model.safetensors"), llama().state_dict()
+    assert found.keys() == plain.keys()
+    [layer, _] = [each for each in model.modules() if hasattr(each, "get_delta_weight")]
+    name = "model.layers.0.self_attn.q_proj.weight"
+    torch.testing.assert_close(found[name], plain[name] + layer.get_delta_weight("default"))
