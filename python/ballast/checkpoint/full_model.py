@@ -71,12 +71,15 @@ def gather_to_read(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def group_of(tensors: Iterable[torch.Tensor]) -> Group | None:
-    """Return the ranks that train the tensors. A model that is not trained has rank 0 alone: other ranks get None."""
-    for tensor in tensors:
-        training = receiver_of(tensor)
-        owner = owner_of(tensor) or training
-        if owner is not None:
-            return owner.group if training is None else training.ranks.saving_group
+    """Return the ranks that train some of the tensors, or hold them together. A model that is not trained has rank 0 alone:
+    other ranks get None."""
+    tensors = list(tensors)
+    for training in map(receiver_of, tensors):
+        if training is not None:
+            return training.ranks.saving_group
+    owner = next((each for each in map(owner_of, tensors) if each is not None), None)
+    if owner is not None:
+        return owner.group
     return connect(rank=0, size=1) if rank_in_job() == 0 else None
 
 
@@ -107,11 +110,13 @@ def visit_units(
     *,
     on_all: bool = True,
     also: Mapping[int, Sequence[torch.Tensor]] | None = None,
+    group: Group | None = None,
 ) -> None:
     """Call `visit(name, values)` for each tensor, on all ranks or on the first one, and gather other tensors with those that
-    have some in `also`, by id. All ranks call it together; an error on one of them ends the visit on all, after its unit."""
+    have some in `also`, by id. All ranks of the group, or else those that train the tensors, call it together; an error on one
+    of them ends the visit on all, after its unit."""
     begin_owners(tensors.values())
-    group = group_of(tensors.values())
+    group = group or group_of(tensors.values())
     if group is None:  # another rank than the first one, and the model is not trained
         if not on_all:
             return
@@ -142,7 +147,7 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None, *, 
         for own, tensor in tensors.items()
         for name, like in described.take(own, torch.empty(full_shape(tensor), dtype=tensor.dtype, device="meta"))
     ]
-    group = group_of(tensors.values())
+    group = group_of(model.parameters())  # where PEFT trains adapters alone, their base has no ranks of its own
     if group is None:
         return
     agreement = Agreement(group, EXPORTING)
@@ -156,7 +161,8 @@ def export_model(model: torch.nn.Module, path: Path, most_bytes: int | None, *, 
                 for first, count in slices(values.numel(), COPIED):
                     write_values(writer, name, first, slice_on_host(values, first, count))
 
-        visit_units(tensors, write, EXPORTING, on_all=False, also=None if merged is None else merged.adapters)
+        also = None if merged is None else merged.adapters
+        visit_units(tensors, write, EXPORTING, on_all=False, also=also, group=group)
         with agreement.settled():
             if group.rank == 0:
                 writer.finish()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.full_model import group_of, visit_units
+from ballast.checkpoint.full_model import begin_owners, group_of, visit_units
 from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement
@@ -157,7 +157,8 @@ class Buckets:
 def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> None:
     """Send all weights to a group, or to the process at a path. All ranks call this together, and the first one sends."""
     merged = MergedAdapters(model)
-    group = group_of(merged.tensors.values())
+    begin_owners(model.parameters())
+    group = group_of(model.parameters())
     if group is None:
         return
     agreement, channel = Agreement(group, WHAT), None
@@ -176,7 +177,7 @@ def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> Non
             for name, values in names.take(own, merged.value(own, tensor)):
                 buckets.add(name, values)
 
-        visit_units(merged.tensors, add, WHAT, on_all=False, also=merged.adapters)
+        visit_units(merged.tensors, add, WHAT, on_all=False, also=merged.adapters, group=group)
         with agreement.settled():
             if group.rank == 0:
                 buckets.finish()

@@ -81,6 +81,49 @@ def exported_from_a_drive(rank: int, folder: str) -> tuple[Weights, Weights]:
     return load_file(f"{folder}/model.safetensors"), dict(model.merge_and_unload().named_parameters())
 
 
+def parts_with_adapters(rank: int, folder: str, kind: str) -> list[tuple[bool, Weights, Weights, str]]:
+    """Export two parts of a model, before and after a step. Return whether this part's file exists when export() returns, what
+    it has and what belongs there, and the error of a path at which no file can be."""
+    import peft
+    from safetensors.torch import load_file
+    from torch.distributed.device_mesh import init_device_mesh
+
+    as_launched(rank)
+    mesh, results = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp")), []
+    for stage in (0, 2, 3):
+        torch.manual_seed(rank // 2)
+        options = {"r": 2, "target_modules": ["0"], "init_weights" if kind == "LoHa" else "init_lora_weights": False}
+        model = peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(8, 8)), getattr(peft, f"{kind}Config")(**options))
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = ballast.wrap(torch.optim.SGD(trained, lr=0.1), model, stage=stage, mesh=mesh)
+        for steps in range(2):
+            path = f"{folder}/{stage}-{steps}-{rank // 2}.safetensors"
+            ballast.export(model, path, merge_adapters=True)
+            is_there = os.path.exists(path)
+            with pytest.raises(ballast.FailureError) as caught:
+                ballast.export(model, "/proc/nowhere/model.safetensors", merge_adapters=True)
+            with ballast.gather(model):
+                [layer] = [each for each in model.modules() if hasattr(each, "get_delta_weight")]
+                expected = (layer.base_layer.weight + layer.get_delta_weight("default")).detach()
+                results.append((is_there, load_file(path), {"0.weight": expected}, str(caught.value)))
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+    return results
+
+
+@pytest.mark.parametrize("kind", ["Lora", "LoHa"])
+def test_all_ranks_that_train_adapters_export_their_part_together(kind, tmp_path):
+    pytest.importorskip("peft")
+    for rank, results in enumerate(run_ranks(4, parts_with_adapters, str(tmp_path), kind, imported=FRAMEWORKS)):
+        assert len(results) == 6
+        for is_there, found, expected, error in results:
+            assert is_there
+            torch.testing.assert_close(found["0.weight"], expected["0.weight"])
+            assert ("B3201" if rank % 2 == 0 else "B3301 exporting a model failed on other ranks") in error
+
+
 def test_adapters_are_merged_into_a_base_that_no_rank_holds(tmp_path):
     pytest.importorskip("peft")
     for found, expected in run_ranks(2, exported_from_a_drive, str(tmp_path), imported=FRAMEWORKS):
