@@ -209,6 +209,11 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
         return self.measured is not None and self.measured.on_cpu
 
     @property
+    def has_one_pool(self) -> bool:
+        """Whether the host's memory is the device's: on CPUs, and on GPUs that share it."""
+        return self.is_on_cpu or self.hardware.one_pool
+
+    @property
     def reach(self) -> float:
         """The flops that a GPU reaches: its peak times the efficiency, and all of what was measured."""
         usual = 1.0 if self.reaches_measured else self.hardware.reach
@@ -232,8 +237,8 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
 
     @property
     def room(self) -> Mapping[str, int]:
-        """Bytes of a rank outside its device, by tier. On CPUs the host is the device."""
-        host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
+        """Bytes of a rank outside its device, by tier. A host that shares the device's memory has none."""
+        host = 0 if self.has_one_pool else (self.host_memory or 0) // self.ranks_of_machine
         used = self.host_reserve + self.left_free["host"]
         return {"host": host - used, "nvme": (self.drive_space or 0) // self.ranks_of_machine}
 
@@ -241,35 +246,34 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     def left_free(self) -> Mapping[str, int]:
         """Bytes of a rank that the plan leaves free, by tier: activations are estimated, and allocators leave gaps. Of a small
         host the system takes all."""
-        host = 0 if self.is_on_cpu else (self.host_memory or 0) // self.ranks_of_machine
+        host = 0 if self.has_one_pool else (self.host_memory or 0) // self.ranks_of_machine
         host_free = min(headroom_of(host, self.headroom), host - self.host_reserve)
         return {"device": headroom_of(self.hardware.memory, self.headroom), "host": host_free}
 
     @property
     def reserved(self) -> int:
-        """Bytes of a rank's device that the plan leaves to CUDA, NCCL and cuBLAS; on a CPU to Python and torch."""
+        """Bytes of a rank's device that the plan leaves to CUDA, NCCL and cuBLAS; on a CPU to Python and torch. Of memory
+        that a GPU shares with the host, the system takes as much as of another host."""
         if self.reserve is not None:
             return self.reserve
         if self.is_on_cpu:
             return RESERVE_ON_CPU
         hardware = self.hardware
         has_links = hardware.has_nvlink or self.all_rates.peers > hardware.host_link
-        return usual_reserve(self.ranks_of_machine if has_links else 1)
+        of_system = reserve_of_host(hardware.memory, 1) if hardware.one_pool else 0
+        return of_system + usual_reserve(self.ranks_of_machine if has_links else 1)
 
     @property
     def host_reserve(self) -> int:
         """Bytes of a rank's part of the host that the plan leaves to the system and torch; `reserve` is that of CPUs."""
-        if self.is_on_cpu or self.host_memory is None:
+        if self.has_one_pool or self.host_memory is None:
             return 0
-        size, ranks = self.host_memory, self.ranks_of_machine
-        pages = size // PAGES
-        usual = min(pages + RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, size // 8)
-        return min(size, max(usual, pages + LEAST_OF_MACHINE)) // ranks
+        return reserve_of_host(self.host_memory, self.ranks_of_machine)
 
     @property
     def not_given(self) -> list[str]:
-        """The tiers of the machine that the caller has not named. On CPUs the host is the device."""
-        names = ("drive_space",) if self.is_on_cpu else ("host_memory", "drive_space")
+        """The tiers of the machine that the caller has not named. A host that shares the device's memory is none."""
+        names = ("drive_space",) if self.has_one_pool else ("host_memory", "drive_space")
         return [name for name in names if getattr(self, name) is None]
 
     @property
@@ -289,7 +293,7 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     @property
     def hosts(self) -> int:
         """The hosts that train on their own; 1 without an outer optimizer."""
-        return hosts_of(self.outer, self.ranks, self.gpus_per_machine)
+        return hosts_of(self.outer, self.ranks, self._most_of_machine)
 
     @property
     def ranks_of_host(self) -> int:
@@ -298,13 +302,24 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
 
     @property
     def ranks_of_machine(self) -> int:
-        return min(self.ranks, self.gpus_per_machine)
+        return min(self.ranks, self._most_of_machine)
+
+    @property
+    def _most_of_machine(self) -> int:
+        return 1 if not self.is_on_cpu and self.hardware.one_pool else self.gpus_per_machine
 
     @property
     def all_rates(self) -> Rates:
         if self.measured is not None and self.is_on_cpu:
             return replaced_rates(rates_of_cpus(self.measured.cores), self.rates)
         return rates_of(self.hardware, self.rates, ranks_of_machine=self.ranks_of_machine)
+
+
+def reserve_of_host(size: int, ranks: int) -> int:
+    """Return the bytes of each rank's part of a host to leave to the system and torch."""
+    pages = size // PAGES
+    usual = min(pages + RESERVE_OF_MACHINE + ranks * RESERVE_OF_RANK, size // 8)
+    return min(size, max(usual, pages + LEAST_OF_MACHINE)) // ranks
 
 
 def usual_reserve(linked: int) -> int:

@@ -179,7 +179,8 @@ void bind_machine(py::module_& module) {
       .def_readwrite("host_updates", &Machine::host_updates)
       .def_readwrite("products", &Machine::products)
       .def_readwrite("shares_cores", &Machine::shares_cores)
-      .def_readwrite("host_is_device", &Machine::host_is_device);
+      .def_readwrite("host_is_device", &Machine::host_is_device)
+      .def_readwrite("one_pool", &Machine::one_pool);
   bind_bytes<0>(machine, "device_bytes");
   bind_bytes<1>(machine, "host_bytes");
   bind_bytes<2>(machine, "nvme_bytes");

@@ -314,11 +314,12 @@ TEST_CASE("the chosen placement fits, and fills each tier before it uses a slowe
   CHECK(on_drives.simulation.seconds > tight.simulation.seconds);
 }
 
-TEST_CASE("where the host is the device, one budget covers both, and no state is placed on the host") {
+TEST_CASE("where host and device share their memory, one budget covers both, and no state is placed on the host") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
   ChoiceInput input = asking(model, work, 4);
-  input.machine.host_is_device = true;
+  input.machine.host_is_device = GENERATE(true, false);  // a CPU, and a GPU that shares its memory
+  input.machine.one_pool = true;
   CHECK(choose(input).placement.state == Tier::device);
 
   input.machine.bytes[0] = 24 * gib;

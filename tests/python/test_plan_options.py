@@ -116,7 +116,7 @@ def test_a_gpu_that_the_caller_describes_has_no_name():
 # The total of cudaMemGetInfo in GiB, which is less than nvidia-smi's.
 SEEN_BY_CUDA = {"a100-40gb": 39.4, "a100": 79.2, "h100": 79.1, "h200": 139.7, "b200": 178.3, "gb200": 184.3, "t4": 14.7}
 SEEN_BY_CUDA |= {"l4": 22.0, "a10": 22.1, "l40s": 44.4, "rtx3090": 23.6, "rtx4090": 23.5, "rtx5090": 31.3, "mi300x": 191.9}
-SEEN_BY_CUDA |= {"rtxpro6000": 94.9}
+SEEN_BY_CUDA |= {"rtxpro6000": 94.9, "gh200": 94.5, "gb10": 121.6}
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -150,6 +150,7 @@ def test_nccl_takes_more_memory_where_gpus_have_links_of_their_own(options, rese
         ({"gpu": "gb200", "ranks": 8}, 87.5e9),
         ({"gpu": "gb200", "ranks": 8, "gpus_per_machine": 4}, 175e9),
         ({"gpu": "gb200", "ranks": 8, "rates": {"host_memory": "800GB/s"}}, 100e9),
+        ({"gpu": "gh200"}, 270e9),
         ({"gpu": "h100", "ranks": 8}, 50e9),
         ({"gpu": "h100", "ranks": 8, "rates": {"host_memory": "200GB/s"}}, 25e9),
         ({"gpu": "rtx4090"}, 25e9),
@@ -163,6 +164,26 @@ def test_the_copies_of_all_ranks_share_the_memory_of_the_host(options, rate):
     assert (made.upload, made.download) == (rate, rate)
 
 
+def test_memory_that_a_gpu_shares_with_its_host_is_counted_once():
+    in_pool = {"gpu": "gb10", "activations": "2GiB", "drive_space": "2TB"}
+    plan = ballast.plan("llama-8b", **in_pool)
+    assert plan.fits and not plan.memory["host"] and plan.budget["host"] == 0
+    assert plan.bytes_in("device") <= plan.limit_of("device") < int(121.6 * GIB)
+    assert plan.memory["device"]["activations (estimated)"] == 2 * GIB and "reserved (CUDA, system)" in plan.memory["device"]
+    assert not any(spread.get("host") for spread in plan.placement.values())
+    with pytest.raises(ballast.OutOfMemoryError, match="host 0 B"):  # the device alone has room for parameters and gradients
+        ballast.plan("llama-8b", **in_pool, stage=3, offload="host")
+    named = ballast.plan("gpt2-xl", **in_pool, stage=3, offload="host")
+    assert not named.memory["host"] and named.bytes_in("device") >= named.parameters * 8  # bf16, and 6 bytes of split state
+    for other in ({"host_memory": "128GB"}, {"activations": "2GiB,host"}):
+        with pytest.raises(ballast.UsageError, match="share one memory"):
+            ballast.plan("llama-8b", **in_pool | other)
+    away = ballast.plan("llama-8b", **in_pool | {"activations": "64GiB,nvme"})
+    assert away.fits and not away.memory["host"]
+    two = ballast.plan("llama-8b", **in_pool, ranks=2)
+    assert two.assumed["network"] == 22.5e9  # each is a machine of its own
+
+
 def test_geforce_cards_share_what_passes_through_the_host():
     rates = {ranks: ballast.plan(SMALL, gpu="rtx4090", ranks=ranks).assumed["peers"] for ranks in (2, 4, 8)}
     assert rates == pytest.approx({2: 10e9, 4: 1.2 * 25e9 / 4, 8: 1.2 * 25e9 / 8})
@@ -172,7 +193,7 @@ def test_geforce_cards_share_what_passes_through_the_host():
 def test_desktops_have_slower_memory_than_servers():
     rates = {gpu: ballast.plan(SMALL, gpu=gpu).assumed["host_memory"] for gpu in GPUS}
     assert {gpu for gpu, rate in rates.items() if rate == 60e9} == {"rtx3090", "rtx4090", "rtx5090"}
-    assert {gpu for gpu, rate in rates.items() if rate > 200e9} == {"h100", "h200", "b200", "gb200", "mi300x", "rtxpro6000"}
+    assert {gpu for gpu, rate in rates.items() if rate > 200e9} == set("h100 h200 b200 gb200 gh200 mi300x rtxpro6000".split())
 
 
 def test_the_batch_is_printed():

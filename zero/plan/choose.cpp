@@ -61,7 +61,7 @@ std::size_t shortage(const Ledger& ledger, const Machine& machine) {
 
 bool is_a_choice(Tier tier, const Machine& machine) {
   if (tier == Tier::device) return true;
-  return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.host_is_device);
+  return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.one_pool);
 }
 
 // Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0. Encoded gathers and replicas of
@@ -163,7 +163,7 @@ class Search {
 
   // Sums of several micro-steps on the device pass to the host once a step.
   void consider_sums_on_device(const Placement& on_host) {
-    if (input_.micro_steps == 1 || on_host.gradients.host == 0.0 || input_.machine.host_is_device) return;
+    if (input_.micro_steps == 1 || on_host.gradients.host == 0.0 || input_.machine.one_pool) return;
     if (const auto nearer = with_nearer(&Placement::gradients, input_, on_host, Tier::device)) consider(*nearer);
   }
 
@@ -229,7 +229,7 @@ double round_fraction(double fraction) { return std::floor(fraction * 1e4) / 1e4
 
 std::optional<Placement> fill_tiers(const ChoiceInput& input) {
   const auto& bytes = input.machine.bytes;
-  if (input.stage.value_or(3) != 3 || input.machine.host_is_device || bytes[1] == 0) return {};
+  if (input.stage.value_or(3) != 3 || input.machine.one_pool || bytes[1] == 0) return {};
   const double in_memory = bytes[2] == 0 ? 1.0 : round_fraction(greatest_part(finest_of_tiles, [&](double part) {
     return fullness(input, filled(input, part_on_device(input, part), part), Tier::host, Tier::nvme);
   }));
@@ -247,7 +247,7 @@ Placement with_one_more_unit(const ChoiceInput& input, const Placement& filled) 
 
 TierBytes needs(const Ledger& ledger, const Machine& machine) {
   TierBytes bytes = bytes_by_tier(ledger);
-  if (machine.host_is_device) bytes[index(Tier::device)] += std::exchange(bytes[index(Tier::host)], 0);
+  if (machine.one_pool) bytes[index(Tier::device)] += std::exchange(bytes[index(Tier::host)], 0);
   return bytes;
 }
 

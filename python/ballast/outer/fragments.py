@@ -139,7 +139,7 @@ def _fragments_bytes(elements: Sequence[int], options: DiLoCo) -> Bytes:
 def _fragment_bytes(elements: int, tier: str, has_momentum: bool) -> tuple[tuple[str, int], ...]:
     """Return the bytes in each tier. State in other tiers than the device is updated by CPUs, whose device is the host."""
     machine = _core.Machine()
-    machine.host_is_device = tier != "device"
+    machine.host_is_device = machine.one_pool = tier != "device"
     question = _core.Question(model_of_shard("", elements), machine)
     question.ranks, units = 1, len(question.model.units)
     set_training_of_shard(question, units)

@@ -87,8 +87,10 @@ class Host(NamedTuple):
     cores: int
 
 
-# Two channels of DDR5 in a desktop, sixteen in a server with two processors; two Grace processors for four GPUs.
+# Two channels of DDR5 in a desktop, sixteen in a server with two processors; two Grace processors for four GPUs, or one with
+# 480 GB for one; LPDDR5X that a GPU shares.
 DESKTOP, SERVER, DDR5_SERVER, GRACE = Host(60e9, 16), Host(200e9, 64), Host(400e9, 96), Host(700e9, 144)
+ONE_GRACE, SPARK = Host(270e9, 72), Host(190e9, 20)
 # Bytes a second of AdamW updates where arithmetic limits them: on a core with AVX-512 (`./run-benchmarks kernels`, from cache),
 # and on a GPU, where updates in all other formats are as fast as the memory.
 CORE_UPDATES = {"fp32": 65e9, "split": 54e9, "bf16": 32e9, "compact": 15e9, "4bit": 12e9}
@@ -112,6 +114,7 @@ class Gpu:
     runs_ballast: bool = True
     host: Host = SERVER
     reach: float = 0.5  # the part of its flops that products of large matrices reach
+    one_pool: bool = False  # it shares its memory with the host, of which it is the only GPU; `peer_link` is the network's
 
     @property
     def has_nvlink(self) -> bool:
@@ -135,6 +138,8 @@ GPUS: Mapping[str, Gpu] = {
     "h200": Gpu(_gib(139.7), 989e12, 4.8e12, 50e9, 350e9, host=DDR5_SERVER, reach=0.63),
     "b200": Gpu(_gib(178.3), 2250e12, 8e12, 50e9, 700e9, host=DDR5_SERVER, reach=0.63),
     "gb200": Gpu(_gib(184.3), 2500e12, 8e12, 180e9, 700e9, host=GRACE, reach=0.63),  # two share a Grace
+    "gh200": Gpu(_gib(94.5), 989e12, 4e12, 297e9, 350e9, host=ONE_GRACE, reach=0.63),  # of 96 GB
+    "gb10": Gpu(_gib(121.6), 125e12, 0.273e12, 110e9, 25e9, host=SPARK, one_pool=True),  # DGX Spark
     "t4": Gpu(_gib(14.7), 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
     "l4": Gpu(_gib(22.0), 121e12, 0.3e12, 25e9, 20e9),
     "a10": Gpu(_gib(22.1), 125e12, 0.6e12, 25e9, 20e9),
@@ -238,7 +243,7 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate], *, ranks_of_machine: int = 1) 
     3000000000.0
     """
     # Machines with NVLink have 400 Gbit/s for each GPU. The network's card has a link as that of the GPU to the host, at most.
-    network = min(45e9, 0.9 * gpu.host_link) if gpu.has_nvlink else Rates.network
+    network = min(45e9, 0.9 * gpu.host_link) if gpu.has_nvlink else 0.9 * gpu.peer_link if gpu.one_pool else Rates.network
     through_host = THROUGH_HOST * gpu.host_link / ranks_of_machine if gpu.peer_link < gpu.host_link / 2 else math.inf
     usual = Rates(
         peers=min(gpu.peer_link, through_host),

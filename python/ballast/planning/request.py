@@ -26,7 +26,16 @@ from ballast.models.description import (
 from ballast.options import Options, TreatedActivations
 from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
 from ballast.planning.hardware import ATTENTION_REACH, CORE_UPDATES, GPU_UPDATES, machine, notes_of
-from ballast.planning.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, RESERVED_ON_CPU, RESERVED_ON_HOST, Plan
+from ballast.planning.result import (
+    ESTIMATED,
+    EXCHANGED,
+    OUTER_STATE,
+    RESERVED,
+    RESERVED_IN_POOL,
+    RESERVED_ON_CPU,
+    RESERVED_ON_HOST,
+    Plan,
+)
 from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
 from ballast.sizes import human_amount, human_size, parse_size
 from ballast.tiers import IN_FLIGHT, KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
@@ -244,8 +253,11 @@ def activation_bytes(description: Description, options: Options) -> dict[str, in
     further = options.micro_steps - 1 if options.layer_major else 0  # micro-steps whose layers' inputs are kept too
     if tier == "device":
         return {"device": all_of_them + further * away}
-    buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
-    return {"device": on_device, **buffers, tier: (1 + further) * away}
+    sizes = {"device": on_device, tier: (1 + further) * away}
+    if tier == "nvme":
+        pool = tier_in(options, _core.Tier.host)
+        sizes[pool] = sizes.get(pool, 0) + parse_size(IN_FLIGHT)
+    return sizes
 
 
 def _unit_bytes(description: Description, size: int) -> list[int]:
@@ -264,6 +276,7 @@ def machine_of(options: Options, budget: Mapping[str, int]) -> _core.Machine:
     if options.is_on_cpu:
         made.device_memory, made.device_updates = made.host_memory, made.host_updates
         made.shares_cores = made.host_is_device = True
+    made.one_pool = options.has_one_pool
     return made
 
 
@@ -361,7 +374,8 @@ class PlanRequest:
             memory[tier] |= owners
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
-        owner = RESERVED_ON_CPU if self.options.is_on_cpu else RESERVED
+        pools = {True: RESERVED_ON_CPU, False: RESERVED_IN_POOL}
+        owner = pools[self.options.is_on_cpu] if self.options.has_one_pool else RESERVED
         memory["device"] |= {owner: self.options.reserved} if self.options.reserved > 0 else {}
         memory["host"] |= {RESERVED_ON_HOST: self.options.host_reserve} if memory["host"] and self.options.host_reserve else {}
         return memory
@@ -402,6 +416,7 @@ def _tokens(options: Options) -> int:
 def _described(options: Options, model: ModelLike) -> PlanRequest:
     require_stage_3(options, options.stage)
     options.wire.require_possible(options.stage)
+    _require_one_budget(options)
     if options.resumable:
         _require_state_on_drives(options)
     if options.optimizer == MUON and options.outer is not None:
@@ -420,6 +435,16 @@ def _for_scripted(options: Options, module: str) -> Options:
             needed="a stage below 3; or the module as it was before",
         )
     return options if options.stage is not None else changed(options, stage=2)
+
+
+def _require_one_budget(options: Options) -> None:
+    """Refuse a host whose memory is the GPU's own, or it would be counted twice."""
+    on_host = {"host_memory": options.host_memory is not None, "activations on the host": options.activations[1] == "host"}
+    for name in (name for name, given in on_host.items() if given and options.has_one_pool and not options.is_on_cpu):
+        refuse(
+            f"cannot plan with {name} on {options.device_name}: the GPU and the host share one memory",
+            needed=f"no memory but the GPU's, which is that of both: {human_size(options.hardware.memory)}, or gpu_memory",
+        )
 
 
 def _require_state_on_drives(options: Options) -> None:
@@ -477,8 +502,8 @@ def left_of(options: Options, activations: Mapping[str, int]) -> dict[str, int]:
 
 
 def tier_in(options: Options, tier: _core.Tier) -> str:
-    """Return the tier whose memory this is. On CPUs the host is the device."""
-    return "device" if options.is_on_cpu and tier == _core.Tier.host else tier.name
+    """Return the tier whose memory this is: the device's, where the host shares it."""
+    return "device" if options.has_one_pool and tier == _core.Tier.host else tier.name
 
 
 def outer_memory(question: _core.Question, options: Options, placement: _core.Placement) -> dict[str, dict[str, int]]:

@@ -20,6 +20,7 @@ from ballast.wrap_options import Tuning
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
 RESERVED_ON_CPU = "reserved (Python, torch)"
+RESERVED_IN_POOL = "reserved (CUDA, system)"
 RESERVED_ON_HOST = "reserved (system, torch)"
 OUTER_STATE = "outer optimizer"
 EXCHANGED = "values in an exchange"

@@ -188,7 +188,8 @@ def machines_for(options: Options) -> list[Axis]:
     same = {"replicas": copies} if copies > 1 else {}  # "host" names more of them on more machines
     ranks = _doubled(2 * options.ranks, min(8 * options.ranks, MOST["ranks"]))
     found = options.hardware.memory * options.ranks_of_machine if options.is_on_cpu else options.host_memory or 0
-    host = [size for size in _doubled(64 << 30, 4 << 40) if size > found]
+    is_larger = options.is_on_cpu or not options.has_one_pool  # than a GPU's own
+    host = [size for size in _doubled(64 << 30, 4 << 40) if size > found and is_larger]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drive_space or 0)]
     axes = [
         [Change.of({"ranks": count} | same, Asks.RANKS, ranks=count) for count in ranks],

@@ -11,7 +11,7 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from ballast.planning.hardware import rates_of_cpus
+from ballast.planning.hardware import GPUS, gpu_like, products_of, products_of_cpus
 from ballast.torch.training import autotune
 from ballast.torch.training.autotune import AvailableMachine, _machine
 from python.wrap.support.bodies import loop_of
@@ -285,12 +285,11 @@ def test_state_is_spread_over_tiers(tmp_path):
 
 
 def test_ranks_of_a_machine_share_its_memory():
-    rates = rates_of_cpus(2)
     machines = [
-        AvailableMachine("one", 1, None, parameter_bytes=50, free=2000, drives=600, rates=rates, products=8.0, on_gpu=False),
-        AvailableMachine("one", 1, 200, parameter_bytes=0, free=2000, drives=600, rates=rates, products=8.0, on_gpu=False),
+        AvailableMachine("one", 1, None, parameter_bytes=50, free=2000, drives=600, gpu=None, cores=2),
+        AvailableMachine("one", 1, 200, parameter_bytes=0, free=2000, drives=600, gpu=None, cores=2),
         # The launcher runs four ranks on this machine.
-        AvailableMachine("other", 4, 300, parameter_bytes=0, free=2000, drives=800, rates=rates, products=8.0, on_gpu=True),
+        AvailableMachine("other", 4, 300, parameter_bytes=0, free=2000, drives=800, gpu=GPUS["h100"], cores=2),
     ]
     budgets = [_machine(each, machines) for each in machines]
     assert [each.device_bytes for each in budgets] == [800, 200, 300]
@@ -298,7 +297,10 @@ def test_ranks_of_a_machine_share_its_memory():
     assert [each.host_bytes for each in budgets] == [750, 750, 375]
     assert [each.nvme_bytes for each in budgets] == [300, 300, 200]
     assert [each.host_is_device for each in budgets] == [True, True, False]
-    assert [each.products for each in budgets] == [4, 4, 8]  # the products of the cores, and those of a GPU for each rank
+    assert [each.one_pool for each in budgets] == [True, True, False]
+    assert _machine(replace(machines[2], gpu=gpu_like("NVIDIA GB10", 121 << 30)), machines).one_pool
+    # The ranks share the products of the cores, and each has those of its GPU.
+    assert [each.products for each in budgets] == [*[products_of_cpus(2) / 2] * 2, products_of(GPUS["h100"])]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ struct Machine {
   TransferRates transfer_rates() const { return {upload, download, host_memory, gather, shared}; }
 
   bool shares_cores = false;    // a CPU: the trainer and all lanes except those of drives compute on the same cores
-  bool host_is_device = false;  // a CPU: bytes on the host count as the device's, and the host is no choice
+  bool host_is_device = false;  // a CPU: updates on the host need no copies
+  bool one_pool =
+      false;  // a CPU, or a GPU that shares its memory: the host's bytes count as the device's, and it is no choice
 };
 
 // The time that the trainer computes with a unit.

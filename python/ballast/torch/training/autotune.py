@@ -104,6 +104,7 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     if of.gpu is None:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True
+    made.one_pool = of.gpu is None or of.gpu.one_pool
     return made
 
 
@@ -167,7 +168,7 @@ class Search:
         self._has = {"device": of.device_bytes, "host": of.host_bytes, "nvme": of.nvme_bytes}
         if not options.chooses:  # memory of the host and drives is checked when it is reserved
             self._has = {"device": of.device_bytes}
-        elif of.host_is_device:
+        elif of.one_pool:
             del self._has["host"]
         self._configurations = [self._best(stage) for stage in self._stages()]
         fitting = [configuration for configuration in self._configurations if self._fits(configuration)]
@@ -220,7 +221,7 @@ class Search:
             return {}
         outer_bytes = outer_state(question, placement, outer)
         outer_bytes["host"] = outer_bytes.get("host", 0) + exchange_bytes(question, placement, outer)
-        if self._machine.host_is_device:
+        if self._machine.one_pool:
             outer_bytes["device"] = outer_bytes.get("device", 0) + outer_bytes.pop("host")
         return outer_bytes
 
