@@ -3,9 +3,11 @@ that processes of a machine share. Names are those of the model's files on the H
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +21,7 @@ from ballast.checkpoint.full_model import begin_owners, group_of, visit_units
 from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement
+from ballast.sizes import human_size
 from ballast.torch.gpu import GPU
 
 WHAT = "handing over weights"
@@ -80,9 +83,12 @@ class SharedChannel(Channel):
         self._lines = self._connection.makefile("rwb")
         number, name = tempfile.mkstemp(prefix="ballast-", dir=SHARED)
         try:
-            os.ftruncate(number, size)
+            _allocate(number, size)
             self.memory = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
             self._tell([name, size])
+        except BaseException:
+            self.close()  # which tells the other process
+            raise
         finally:
             os.close(number)
             os.unlink(name)  # both processes have mapped it
@@ -106,6 +112,25 @@ class SharedChannel(Channel):
         self._connection.close()
 
 
+def _allocate(number: int, size: int) -> None:
+    """Make a file in shared memory this large. A sparse file would end the process where memory lacks as it is written."""
+    try:
+        os.posix_fallocate(number, 0, size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.ftruncate(number, 0)  # what was allocated is not missing
+        found = os.statvfs(SHARED)
+        fail(
+            "host_memory",
+            "cannot hand over weights: a bucket does not fit into shared memory",
+            where=SHARED,
+            needed=human_size(size),
+            available=human_size(found.f_bavail * found.f_frsize),
+            remedy="Choose a smaller bucket=, or give the container more shared memory: docker --shm-size.",
+        )
+
+
 def _connected(path: str, timeout: float) -> socket.socket:
     deadline, connection = time.monotonic() + timeout, socket.socket(socket.AF_UNIX)
     while True:
@@ -113,7 +138,7 @@ def _connected(path: str, timeout: float) -> socket.socket:
             connection.connect(path)
             return connection
         except OSError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or error.errno is None:  # no socket can be at such a path
                 connection.close()
                 refuse(
                     "cannot hand over weights: no process receives them",
@@ -225,35 +250,73 @@ def _broadcast_buckets(group: Any) -> Iterator[tuple[torch.Tensor, list[Entry]]]
 
 def _shared_buckets(path: str, timeout: float) -> Iterator[tuple[torch.Tensor, list[Entry]]]:
     with socket.socket(socket.AF_UNIX) as listener:
-        with suppress(FileNotFoundError):  # an earlier process may have left it
-            os.unlink(path)
-        listener.bind(path)
-        listener.listen(1)
+        made = _listen(listener, path)
         listener.settimeout(timeout)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            fail("peer_failed", f"cannot receive weights: no process has handed any over within {timeout:g} s", where=path)
+            taken = "" if _is_socket(path, made) else "another receiver, or another program, has taken the path"
+            what = f"cannot receive weights: no process has handed any over within {timeout:g} s"
+            fail("peer_failed", what, where=path, available=taken)
         finally:
-            os.unlink(path)
+            if _is_socket(path, made):
+                os.unlink(path)
     connection.settimeout(None)
-    with connection, connection.makefile("rwb") as lines:
-        name, size = _read_line(lines, path)
-        memory = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
-        entries: Any = None
-        while entries != []:
-            lines.write(ACCEPTED)
-            lines.flush()
-            entries = _read_line(lines, path)
-            yield memory, entries
-        lines.write(ACCEPTED)
-
-
-def _read_line(lines: Any, path: str) -> Any:
     try:
-        line = lines.readline()
+        with connection, connection.makefile("rwb") as lines:
+            name, size = _read_line(lines)
+            memory = _mapped(name, size)
+            entries: Any = None
+            while entries != []:
+                lines.write(ACCEPTED)
+                lines.flush()
+                entries = _read_line(lines)
+                yield memory, entries
+            lines.write(ACCEPTED)
     except OSError:
-        line = b""
-    if not line.endswith(b"\n"):
         fail("peer_failed", "cannot receive weights: the process that hands them over has ended", where=path)
+
+
+def _listen(listener: socket.socket, path: str) -> int:
+    """Make a socket at the path, and return its number in the file system. One that an earlier process left is replaced."""
+    if os.path.lexists(path) and not _is_socket(path):
+        refuse("cannot receive weights: another file is at the path", where=path, needed="a path without a file")
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+        listener.listen(1)
+        return os.lstat(path).st_ino
+    except OSError as error:
+        refuse(
+            "cannot receive weights: no socket can be made at the path",
+            where=path,
+            needed="a path of at most 107 bytes, in a folder that exists and that this process may write to",
+            available=str(error),
+        )
+
+
+def _is_socket(path: str, number: int | None = None) -> bool:
+    """Return whether a socket is at the path, with this number in the file system if one is given."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and number in (None, found.st_ino)
+
+
+def _mapped(name: str, size: int) -> torch.Tensor:
+    if not os.path.exists(name):
+        refuse(
+            "cannot receive weights: this process does not see the shared memory of the one that hands them over",
+            where=name,
+            needed=f"both processes with the same {SHARED}: containers share it with docker --ipc",
+        )
+    return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+
+
+def _read_line(lines: Any) -> Any:
+    line = lines.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError
     return json.loads(line)

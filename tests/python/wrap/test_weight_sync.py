@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from typing import Any
 
 import ballast
@@ -205,6 +208,71 @@ def test_tensors_of_any_size_and_format_fit_into_buckets_of_any_size(size, tmp_p
     assert found.keys() == {*model.keys()}
     assert all(found[name].equal(each) and found[name].dtype == each.dtype for name, each in model.items())
     assert not [each for each in os.listdir("/dev/shm") if each.startswith("ballast-")]
+
+
+IN_LITTLE_MEMORY = """
+import threading, ballast, torch
+receives = threading.Thread(target=lambda: [*ballast.receive_weights({path!r})])
+threading.excepthook = lambda caught: print(caught.exc_value)
+receives.start()
+try:
+    ballast.sync_weights(torch.nn.Linear(1024, 1024), {path!r}, bucket="4MiB")
+except ballast.Error as error:
+    print(error)
+receives.join()
+"""
+
+
+def test_a_bucket_that_does_not_fit_into_shared_memory_is_refused(tmp_path):
+    little = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*little, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("a small /dev/shm needs root, and unshare")
+    program = [sys.executable, "-c", IN_LITTLE_MEMORY.format(path=str(tmp_path / "socket"))]
+    done = subprocess.run([*little, *program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "B2001 cannot hand over weights: a bucket does not fit into shared memory" in done.stdout
+    assert all(each in done.stdout for each in ("4 MiB", "1 MiB", "bucket=", "--shm-size"))
+    assert "B3301 cannot receive weights: the process that hands them over has ended" in done.stdout
+
+
+def test_a_file_at_the_path_is_left(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("weights")
+    with pytest.raises(ballast.UsageError, match="B1001 cannot receive weights: another file is at the path"):
+        next(ballast.receive_weights(path, timeout=0.1))
+    assert path.read_text() == "weights"
+
+
+def test_a_second_receiver_takes_the_path_over(tmp_path):
+    path, errors = str(tmp_path / "socket"), []
+
+    def receive_first() -> None:
+        with pytest.raises(ballast.FailureError) as caught:
+            next(ballast.receive_weights(path, timeout=1.0))
+        errors.append(str(caught.value))
+
+    first = threading.Thread(target=receive_first)
+    first.start()
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    found: list[str] = []
+    second = threading.Thread(target=lambda: found.extend(name for name, _ in ballast.receive_weights(path)))
+    second.start()
+    first.join()
+    ballast.sync_weights(torch.nn.Linear(2, 2), path)
+    second.join()
+    assert found == ["weight", "bias"] and not os.path.exists(path)
+    [error] = errors
+    assert "B3301 cannot receive weights: no process has handed any over within 1 s" in error and "another receiver" in error
+
+
+@pytest.mark.parametrize("path", ["x" * 120, "no-folder/socket"])
+def test_a_path_without_a_socket_is_named(path, tmp_path):
+    path = str(tmp_path / path)
+    with pytest.raises(ballast.UsageError, match=f"B1001 cannot receive weights: no socket(.|\\n)*{path}"):
+        next(ballast.receive_weights(path, timeout=0.1))
+    with pytest.raises(ballast.UsageError, match=f"B1001 cannot hand over weights: no process receives them(.|\\n)*{path}"):
+        ballast.sync_weights(torch.nn.Linear(2, 2), path, timeout=0.1)
 
 
 def test_a_bucket_needs_a_size():
