@@ -131,22 +131,29 @@ class HubNames:
         self._groups: dict[str, str] = {}  # the group of each tensor: those of one are converted together
         self._left: dict[str, int] = {}  # tensors of a group that have not come
         self._kept: dict[str, Tensors] = {}
+        self._renamed: dict[str, str] = {}
         if not is_of_transformers(model):
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, apply_converters
+        from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 
         mapping = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model, add_legacy=False)
         back = [each.reverse_transform() for each in mapping[::-1] if isinstance(each, WeightConverter)]
-        for name in tensors if back else ():
+        alone: Tensors = {}  # these are renamed at most. Some renamings need the names of all
+        for name in tensors if mapping else ():
             group, pattern = apply_converters(name, back)
-            self._groups[name] = name if pattern is None else group
-            self._left[self._groups[name]] = self._left.get(self._groups[name], 0) + 1
+            if pattern is None:
+                alone[name] = torch.empty(0, device="meta")
+            else:
+                self._groups[name] = group
+                self._left[group] = self._left.get(group, 0) + 1
+        renamed = {id(like): name for name, like in revert_weight_conversion(model, dict(alone)).items()}
+        self._renamed = {name: renamed[id(like)] for name, like in alone.items()}
 
     def take(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of the Hub that are complete with this one, which is valid now only."""
         if name not in self._groups:
-            yield name, tensor
+            yield self._renamed.get(name, name), tensor
             return
         from transformers.core_model_loading import revert_weight_conversion
 

@@ -103,6 +103,43 @@ def test_experts_that_no_file_has_are_named(change, tmp_path):
     assert Path(path).exists()
 
 
+def renamed_models() -> dict[str, Any]:
+    """Return models whose tensors have other names on the Hub, without any that are converted."""
+    torch.manual_seed(0)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
+    )
+    text = transformers.LlamaConfig(**SIZES, intermediate_size=48)
+    llava = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=63)
+    granite = transformers.GraniteMoeConfig(**SIZES, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2)
+    qwen = transformers.Qwen2_5_VLConfig(
+        text_config=dict(SIZES, intermediate_size=48, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}),
+        vision_config=dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=32),
+    )
+    return {
+        "Llava": transformers.LlavaForConditionalGeneration(llava),
+        "GraniteMoe": transformers.GraniteMoeForCausalLM(granite),
+        "Qwen2.5-VL": transformers.Qwen2_5_VLForConditionalGeneration(qwen),
+    }
+
+
+def test_tensors_that_are_only_renamed_have_the_names_of_the_hub(tmp_path):
+    for name, model in renamed_models().items():
+        model.save_pretrained(tmp_path / name)
+        expected = load_file(tmp_path / name / "model.safetensors")
+        assert expected.keys() != model.state_dict().keys()
+        ballast.export(model, tmp_path / name / "exported.safetensors")
+        found = load_file(tmp_path / name / "exported.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(found[each].equal(values) for each, values in expected.items())
+        values = {own: each.clone() for own, each in model.state_dict().items()}
+        with torch.no_grad():
+            for each in model.parameters():
+                each.zero_()
+        ballast.load(model, tmp_path / name / "exported.safetensors")
+        assert all(each.equal(values[own]) for own, each in model.state_dict().items())
+
+
 def llama(**options: Any) -> Any:
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, intermediate_size=48, **options))
