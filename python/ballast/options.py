@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
 from ballast.formats import StateFormats, Wire
+from ballast.models.adapters import BASE_FORMATS
 from ballast.models.description import TREATMENTS
 from ballast.outer.options import hosts_of
 from ballast.planning.hardware import (
@@ -50,7 +51,14 @@ RESERVE_ON_CPU = 384 << 20
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 # The most of each count: a plan lists all ranks, and the program of a step has an entry for each micro-step.
-MOST = {"ranks": 1 << 20, "gpus_per_machine": 1 << 20, "tokens": 1 << 30, "sequence": 1 << 30, "micro_steps": 1 << 12}
+MOST = {
+    "ranks": 1 << 20,
+    "gpus_per_machine": 1 << 20,
+    "tokens": 1 << 30,
+    "sequence": 1 << 30,
+    "micro_steps": 1 << 12,
+    "lora": 1 << 16,
+}
 
 
 class TreatedActivations(NamedTuple):
@@ -151,6 +159,14 @@ class MachineOptions:
         lambda given: one_of("optimizer", str(given).lower(), _core.optimizers()),
     )
     dtype: Option[str | None, str | None] = Option(None, "the parameters' format: bf16, fp16 or fp32; None: the model's own")
+    lora: Option[int | None, int | None] = Option(
+        None, "the rank of adapters on all matrices of blocks; the rest is frozen", _count("lora")
+    )
+    base_format: Option[str | None, str | None] = Option(
+        None,
+        "frozen matrices of blocks with `lora`: nf4, fp8 or bf16; None: as `dtype`",
+        read_with=lambda given, of: read_base_format(given, of.lora),
+    )
     resumable: Option[bool, bool] = Option(
         False, "True: all state is on drives, with the parameters, as with `wrap(run=...)`", core="full_records"
     )
@@ -366,6 +382,12 @@ def read_gpu(name: object, measured: Measured | None) -> str | None:
             remedy="Leave out one of them. Rates of the host and of drives can be given with rates (--rate).",
         )
     return one_of("GPU", gpu_called(str(name)), GPUS, remedy=NOT_IN_TABLE)
+
+
+def read_base_format(value: str | None, lora: int | None) -> str | None:
+    if value is not None and lora is None:
+        refuse_value("base_format", value, "lora, which freezes the parameters of the base")
+    return None if value is None else one_of("base_format", value, BASE_FORMATS)
 
 
 def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> Mapping[str, Rate]:

@@ -88,6 +88,16 @@ MOST_UNITS = 1_000_000  # more than any model has
 ALL_BYTES = (1 << 63) - 1  # more than any model takes; the library reserves no more than all units take
 
 
+def units_ahead(formats: int, blocks: int) -> int:
+    """Return how many units are gathered ahead for so many blocks, each of a unit for each of its formats. Modules use these in
+    turns, so those of the block in use stay.
+
+    >>> units_ahead(1, 1), units_ahead(2, 1), units_ahead(3, 2)
+    (1, 3, 8)
+    """
+    return formats * (blocks + 1) - 1
+
+
 def read_stage(value: object) -> int | None:
     """Return the stage, or None for "auto"."""
     if value == "auto":
@@ -203,7 +213,7 @@ class ScheduleOptions:
     )
     prefetch: Option[int, int] = Option(
         1,
-        "in stage 3, how many units are gathered ahead, each in memory of its own: 2 keeps a slow link at work",
+        "in stage 3, how many blocks are gathered ahead, each in memory of its own: 2 keeps a slow link at work",
         partial(read_count, "prefetch", least=0, most=MOST_UNITS, needed="a number of units"),
         needs_stage_3=True,
         core="prefetch",
@@ -211,7 +221,7 @@ class ScheduleOptions:
     )
     keep_gathered: Option[KeepGathered | None, bool | int | None] = Option(
         None,
-        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" as many as fit, None as memory allows',
+        'in stage 3, True or "all" keeps parameters gathered until backward, "4GiB" some; None: as memory allows',
         read_keep_gathered,
         needs_stage_3=True,
         core="gathered_bytes",

@@ -159,7 +159,7 @@ def test_the_words_are_those_of_the_library():
         (ballast.wrap, "run_name", "run"),
         (ballast.plan, "rank", "ranks"),
         (ballast.pareto_front, "host_mem", "host_memory"),
-        (ballast.plan, "format", "state_format"),
+        (ballast.plan, "state_fmt", "state_format"),
         (ballast.plan, "drives", "drive_space"),
     ],
 )

@@ -72,10 +72,12 @@ std::size_t Uses::end_of_chain(std::size_t position) const {
 }
 
 std::size_t Uses::end_of_units(std::size_t position, std::size_t further, std::size_t end) const {
-  const auto unit_at = [&](std::size_t i) { return trace_[i % trace_.size()].unit; };
-  std::size_t units = 0;
-  for (std::size_t i = position + 1; i < end; ++i) {
-    if (unit_at(i) != unit_at(i - 1) && ++units > further) return i;
+  std::vector<std::size_t> seen;
+  for (std::size_t i = position; i < end; ++i) {
+    const std::size_t unit = trace_[i % trace_.size()].unit;
+    if (std::ranges::find(seen, unit) != seen.end()) continue;  // units of one block take turns
+    if (seen.size() > further) return i;
+    seen.push_back(unit);
   }
   return end;
 }

@@ -12,6 +12,15 @@
 
 namespace ballast {
 
+// A unit's parameters in the memory for gathered ones.
+struct GatheredUnit {
+  std::size_t unit = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool exact = false;     // see Visit::exact
+  std::size_t order = 0;  // off plan: the last uses in their order; those of the list come after all others
+};
+
 // The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
 Trace visits_of(const Model& model, std::size_t unit, Phase phase, bool exact = false);
 
@@ -34,9 +43,8 @@ class Uses {
   }
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
-  // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A trainer may visit a
-  // unit several times in a row: in backward first for its parameters, and then with its gradients. A unit counts again when
-  // the trainer comes back to it.
+  // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A unit counts once: a
+  // trainer may visit units in turns, those of a block in several formats.
   std::size_t end_of_units(std::size_t position, std::size_t further, std::size_t end) const;
   std::vector<std::size_t> by_first_visit() const;  // all units, those never visited last
   bool has_forward() const { return has_forward_; }

@@ -109,6 +109,9 @@ class Description:
     longest: int | None = None  # sequence that the model takes, in tokens, where its configuration says so
     inactive: int = 0  # parameters of experts that a token does not pass through
     scripted: str | None = None  # a module that torch.jit has scripted or traced: it cannot wait for parameters
+    formats: int = 1  # the most units that a block has, one for each format
+    unpacked: Description | None = None  # the same units before frozen matrices become codes
+    resident: int = 0  # bytes of the device that each rank has next to the plan's: scales of codes, and one unpacked matrix
     notes: Sequence[str] = ()  # what the description assumes or leaves out
 
     @property
@@ -117,7 +120,8 @@ class Description:
 
     @property
     def parameters(self) -> int:
-        return sum(tensor.elements for unit in self.model.units for tensor in unit.tensors)
+        plain = self.unpacked or self
+        return sum(tensor.elements for unit in plain.model.units for tensor in unit.tensors)
 
     @property
     def attends(self) -> bool:
@@ -137,7 +141,7 @@ class Description:
         >>> from_shapes({"h.0": {"up": (16, 4), "down": (4, 16)}, "embedding": {"weight": (32, 4)}}).moved()
         [40.0, 0.0]
         """
-        units = self.model.units
+        units = (self.unpacked or self).model.units
         moved = []
         for unit, flops in zip(units, self.flops, strict=True):
             used = [tensor.shape for tensor in (*unit.tensors, *(units[tie.unit].tensors[tie.tensor] for tie in unit.ties))]

@@ -49,9 +49,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     >>> plan.stage, plan.fits, plan.seconds < 10
     (2, True, True)
 
-    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, an object of transformers, or the path of its JSON
-    file), the name of a known model, or the shapes of its tensors by name (a dict, or the path of a JSON file). One of several
-    models in a file is "FILE.json:NAME". Sizes and rates are numbers, or text such as "80GiB" and "25GB/s".
+    `model` is a torch.nn.Module, the name of a known model, or a Hugging Face configuration or shapes by name, as a dict or the
+    path of a JSON file ("FILE.json:NAME" for one of several). Sizes and rates are numbers, or "80GiB" and "25GB/s".
 
     {options}
 

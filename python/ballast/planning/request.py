@@ -13,6 +13,7 @@ from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
 from ballast.formats import each_pair, that_need_bf16
 from ballast.models import ModelLike, describe
+from ballast.models.adapters import with_adapters
 from ballast.models.description import (
     OF_ATTENTION,
     OF_MATRICES,
@@ -29,6 +30,7 @@ from ballast.planning.hardware import ATTENTION_REACH, CORE_UPDATES, GPU_UPDATES
 from ballast.planning.result import (
     ESTIMATED,
     EXCHANGED,
+    OF_CODES,
     OUTER_STATE,
     RESERVED,
     RESERVED_IN_POOL,
@@ -38,6 +40,7 @@ from ballast.planning.result import (
 )
 from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
 from ballast.sizes import human_amount, human_size, parse_size
+from ballast.step_options import units_ahead
 from ballast.tiers import IN_FLIGHT, KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
 
 LARGEST_TILE = 2 << 20  # elements of the engine's tiles outside the device, in a large model
@@ -108,6 +111,7 @@ def question_of(description: Description, options: Options, budget: Mapping[str,
     places = divided.matrices.places if divided else range(len(work))
     can_wait = description.scripted is None
     question = _question(divided.matrices.model if divided else description.model, options, budget, tile, can_wait=can_wait)
+    question.prefetch = units_ahead(description.formats, options.prefetch)
     question.set_optimizer(options.optimizer)
     question.set_work([work[place] for place in places])
     tier = options.activations.tier
@@ -239,7 +243,8 @@ def _work(description: Description, options: Options) -> list[tuple[float, float
 
 
 def activation_bytes(description: Description, options: Options) -> dict[str, int]:
-    """Return the bytes of activations by tier. A drive needs buffers on the host."""
+    """Return the bytes of activations by tier, and of what packed matrices need on the device. A drive needs buffers on the
+    host."""
     amount, tier = options.activations
     known = description.activations
     if isinstance(amount, int):
@@ -252,8 +257,8 @@ def activation_bytes(description: Description, options: Options) -> dict[str, in
         on_device, away = known.offloaded(options.tokens, amount, loss_chunk=options.loss_chunk)
     further = options.micro_steps - 1 if options.layer_major else 0  # micro-steps whose layers' inputs are kept too
     if tier == "device":
-        return {"device": all_of_them + further * away}
-    sizes = {"device": on_device, tier: (1 + further) * away}
+        return {"device": all_of_them + further * away + description.resident}
+    sizes = {"device": on_device + description.resident, tier: (1 + further) * away}
     if tier == "nvme":
         pool = tier_in(options, _core.Tier.host)
         sizes[pool] = sizes.get(pool, 0) + parse_size(IN_FLIGHT)
@@ -373,7 +378,9 @@ class PlanRequest:
         for tier, owners in outer_memory(self.exact, self.options, placement).items():
             memory[tier] |= owners
         for tier, size in self.activations.items():
-            memory[tier] |= {ESTIMATED: size} if size > 0 else {}
+            resident = self.description.resident if tier == "device" else 0
+            memory[tier] |= {ESTIMATED: size - resident} if size > resident else {}
+            memory[tier] |= {OF_CODES: resident} if resident else {}
         pools = {True: RESERVED_ON_CPU, False: RESERVED_IN_POOL}
         owner = pools[self.options.is_on_cpu] if self.options.has_one_pool else RESERVED
         memory["device"] |= {owner: self.options.reserved} if self.options.reserved > 0 else {}
@@ -385,9 +392,10 @@ class PlanRequest:
         if self.description.scripted is not None:
             module = f"torch.jit has module {self.description.scripted}"
             notes.append(f"{module}, which cannot wait for its parameters: a step returns when all are updated, below stage 3")
-        if self.activations["device"] == 0:
+        if self.activations["device"] == self.description.resident:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
-        formats = {unit.dtype for unit in self.description.model.units}
+        units = zip(self.description.flops, self.description.model.units)
+        formats = {max(units, key=lambda unit: unit[0])[1].dtype}  # adapters in fp32 have few of the products
         notes += notes_of_optimizer(self.description, self.options) + notes_of_sequence(self.description, self.options)
         notes += notes_of_formats(self.description, self.options, as_flags=self.as_flags)
         notes += [] if self.options.is_on_cpu else notes_of(self.options.hardware, formats)
@@ -421,7 +429,9 @@ def _described(options: Options, model: ModelLike) -> PlanRequest:
         _require_state_on_drives(options)
     if options.optimizer == MUON and options.outer is not None:
         refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters")
-    description = describe(model, dtype=options.dtype)
+    description = describe(model, dtype=options.dtype or ("bf16" if options.base_format else None))
+    if options.lora is not None:
+        description = with_adapters(description, options.lora, options.base_format)
     _require_counted_time(options, description)
     return request_of(options if description.scripted is None else _for_scripted(options, description.scripted), description)
 

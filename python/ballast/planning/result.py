@@ -18,6 +18,7 @@ from ballast.tiers import KINDS, fractions_in, in_words
 from ballast.wrap_options import Tuning
 
 ESTIMATED = "activations (estimated)"
+OF_CODES = "scales, a matrix of codes"
 RESERVED = "reserved (CUDA, NCCL)"
 RESERVED_ON_CPU = "reserved (Python, torch)"
 RESERVED_IN_POOL = "reserved (CUDA, system)"
@@ -148,14 +149,14 @@ class Plan:
         in_records = "nvme" in self.placement["parameters"] or (self._question is not None and self._question.full_records)
         names = {owner: row for row, owners in ROWS.items() for owner in owners}
         names |= dict.fromkeys(RECORDS, "parameters and state" if in_records else "optimizer state")
-        names |= {owner: owner for owner in (ESTIMATED, RESERVED, RESERVED_ON_HOST, OUTER_STATE)}
+        names |= {owner: owner for owner in (ESTIMATED, OF_CODES, RESERVED, RESERVED_ON_HOST, OUTER_STATE)}
         rows: dict[str, int] = {}
         for owner, size in self.memory[tier].items():
             row = names.get(owner, BUFFERS)
             rows[row] = rows.get(row, 0) + size
         if rows.get(BUFFERS, 0) < LEAST_SHOWN * self.bytes_in(tier):
             rows.pop(BUFFERS, None)
-        last = (BUFFERS, ESTIMATED, RESERVED, RESERVED_ON_HOST)
+        last = (BUFFERS, ESTIMATED, OF_CODES, RESERVED, RESERVED_ON_HOST)
         return dict(sorted(rows.items(), key=lambda row: (last.index(row[0]) + 1 if row[0] in last else 0, -row[1])))
 
     def program(self, *, rank: int = 0) -> str:

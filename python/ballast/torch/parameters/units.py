@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ballast import _core
 from ballast.checks import refuse, refuse_unsupported
+from ballast.step_options import units_ahead
 from ballast.torch.gpu import GPU, gpu_of_tensors
 from ballast.torch.memory import BYTES, DTYPES, tensor_of
 from ballast.torch.parameters.managed_parameter import has_foreign_class, is_opaque, kind_of
@@ -63,6 +64,7 @@ class UnitParameter:
 class ParameterUnit:
     dtype: torch.dtype
     members: list[UnitParameter] = field(default_factory=list)
+    block: int | None = None  # in stage 3: units of several formats that one block has, or modules with the same parameters
 
     @property
     def elements(self) -> int:
@@ -120,6 +122,12 @@ def first_trace(units: Sequence[ParameterUnit], model: _core.Model, stage: int) 
         if units[unit].trained:
             visits += _core.visits(model, unit, in_backward)
     return visits
+
+
+def prefetched(units: Sequence[ParameterUnit], blocks: int) -> int:
+    """Return how many units the library gathers ahead for so many blocks."""
+    formats = Counter(unit.block for unit in units if unit.block is not None)
+    return units_ahead(max(formats.values(), default=1), blocks)
 
 
 class Groups:
@@ -285,7 +293,7 @@ def units_of_modules(model: torch.nn.Module, members: Sequence[UnitParameter], k
     for module in [*blocks, *(each for each in model.modules())]:
         own = module.parameters() if module in blocks else module.parameters(recurse=False)
         _add([by_id[id(parameter)] for parameter in own if id(parameter) in by_id], owners, merged)
-    units = [unit for group in merged for unit in _by_dtype(group)]
+    units = [unit for block, group in enumerate(merged) for unit in _by_dtype(group, block)]
     position = {id(member): number for number, member in enumerate(members)}
     units.sort(key=lambda unit: position[id(unit.members[0])])
     return numbered(units)
@@ -307,10 +315,10 @@ def _add(members: list[UnitParameter], owners: dict[int, int], merged: list[list
         owners[id(member.parameter)] = target
 
 
-def _by_dtype(members: list[UnitParameter]) -> list[ParameterUnit]:
+def _by_dtype(members: list[UnitParameter], block: int) -> list[ParameterUnit]:
     units: dict[torch.dtype, ParameterUnit] = {}
     for member in members:
-        units.setdefault(member.dtype, ParameterUnit(member.dtype)).members.append(member)
+        units.setdefault(member.dtype, ParameterUnit(member.dtype, block=block)).members.append(member)
     return list(units.values())
 
 

@@ -38,7 +38,7 @@ from ballast.schema import changed, set_core
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.torch.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.torch.parameters.managed_parameter import is_without_values
-from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, gpu_of, model_of
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, gpu_of, model_of, prefetched
 from ballast.torch.updates.sharded_state import Rule
 from ballast.wrap_options import WrapOptions
 
@@ -243,6 +243,7 @@ class Search:
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
         question.full_records = bool(options.run.name)
         question.trace = first_trace(units, question.model, stage)
+        question.prefetch = prefetched(units, question.prefetch)
         return question
 
     def _given(self, stage: int) -> _core.Placement:

@@ -32,7 +32,7 @@ from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin
 from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, nothing_like
 from ballast.torch.parameters.parameter_memory import ParameterMemory
-from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, model_of
+from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, model_of, prefetched
 from ballast.torch.parameters.writes import agree_on_writes, is_same_kind, require_same_values
 from ballast.torch.process_groups import ProcessGroups
 
@@ -67,6 +67,7 @@ class ShardedState:
         return_cached_memory(self._gpu)
         model = model_of(units)
         options.trace = first_trace(units, model, options.stage)
+        options.prefetch = prefetched(units, options.prefetch)
         self.core = _core.Training(
             model=model,
             group=ranks.data_group._core,
