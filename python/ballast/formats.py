@@ -171,3 +171,13 @@ def _by_kind(text: str) -> dict[str, str]:
             refuse_value("wire", text, "one format for each kind", why=f"it names {kind.strip()} twice")
         by_kind[kind.strip()] = name
     return by_kind
+
+
+def units_ahead(formats: int, blocks: int) -> int:
+    """Return how many units are gathered ahead for so many blocks, each of a unit for each of its formats. Modules use these in
+    turns, so those of the block in use stay.
+
+    >>> units_ahead(1, 1), units_ahead(2, 1), units_ahead(3, 2)
+    (1, 3, 8)
+    """
+    return formats * (blocks + 1) - 1

@@ -88,16 +88,6 @@ MOST_UNITS = 1_000_000  # more than any model has
 ALL_BYTES = (1 << 63) - 1  # more than any model takes; the library reserves no more than all units take
 
 
-def units_ahead(formats: int, blocks: int) -> int:
-    """Return how many units are gathered ahead for so many blocks, each of a unit for each of its formats. Modules use these in
-    turns, so those of the block in use stay.
-
-    >>> units_ahead(1, 1), units_ahead(2, 1), units_ahead(3, 2)
-    (1, 3, 8)
-    """
-    return formats * (blocks + 1) - 1
-
-
 def read_stage(value: object) -> int | None:
     """Return the stage, or None for "auto"."""
     if value == "auto":

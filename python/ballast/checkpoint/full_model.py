@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ballast import _core
+from ballast._torch_compat import without_torch_function
 from ballast.checkpoint.folder import require_space
 from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checkpoint.manifest import slices
@@ -39,6 +40,16 @@ def gathered_to_read(model: torch.nn.Module) -> Iterator[None]:
             training.partition_now()
     with gather_to_read(model.parameters()):
         yield
+
+
+def fits_in_full(model: torch.nn.Module) -> bool:
+    """Return whether each rank has memory for all parameters at once. All ranks call it together."""
+    training = next((each for each in map(receiver_of, model.parameters()) if each is not None), None)
+    if training is None or training.stage in (0, 1, 2):
+        return True
+    with without_torch_function():
+        needed = sum(parameter.nbytes for parameter in model.parameters())
+    return training.has_room(needed)
 
 
 def full_state(model: torch.nn.Module, keeps: bool) -> dict[str, torch.Tensor]:

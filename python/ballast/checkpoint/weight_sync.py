@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.full_model import begin_owners, group_of, visit_units
+from ballast.checkpoint.full_model import begin_owners, gather_to_read, group_of, grouped_by_unit, visit_units
 from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement
 from ballast.sizes import human_size
 from ballast.torch.gpu import GPU
+from ballast.torch.parameters.managed_parameter import plain
 
 WHAT = "handing over weights"
 SHARED = "/dev/shm"  # files here are in memory
@@ -209,6 +210,20 @@ def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> Non
     finally:
         if channel is not None:
             channel.close()
+
+
+def full_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the full parameters with merged adapters, under the names of the Hub. Each is valid until the next one. All ranks
+    iterate together."""
+    merged = MergedAdapters(model)
+    tensors = {name: each for name, each in merged.tensors.items() if isinstance(each, torch.nn.Parameter)}
+    begin_owners(model.parameters())
+    names = HubNames(merged.model, tensors)
+    for unit in grouped_by_unit(tensors):
+        adapters = [each for tensor in unit.values() for each in merged.adapters.get(id(tensor), ())]
+        with gather_to_read([*unit.values(), *adapters]):
+            for own, tensor in unit.items():
+                yield from names.take(own, merged.value(own, plain(tensor)))
 
 
 # --- In the process of the engine ---

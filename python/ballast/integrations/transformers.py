@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ballast.api import export, gather, load, load_checkpoint, save, wrap
-from ballast.checkpoint.full_model import full_tensors, gathered_to_read
+from ballast.checkpoint.full_model import fits_in_full, full_tensors, gathered_to_read
+from ballast.checkpoint.weight_sync import full_weights
 from ballast.checks import refuse
 from ballast.integrations import (
     FOLDER,
@@ -57,6 +58,8 @@ class BallastTrainerMixin(Base):
         self._wrapped_here = False
         self._owners: list[WrappedOptimizer] = []  # they own the values of models that are not trained
         super().__init__(*args, **kwargs)
+        if (engine := getattr(self, "vllm_generation", None)) is not None:  # of TRL's GRPO and the like: it would read shards
+            engine._iter_named_params = functools.partial(full_weights, engine.model)
 
     # --- The training ---
 
@@ -205,8 +208,8 @@ def from_pretrained(kind: Any, name: str | os.PathLike[str], **options: Any) -> 
 
 @contextmanager
 def gathering_to_generate(model: torch.nn.Module) -> Iterator[None]:
-    """Hold full parameters inside of calls of model.generate(): ranks generate different numbers of tokens, so they could not
-    gather for each token together. With `synced_gpus=True` they do."""
+    """Hold full parameters inside of calls of model.generate(), where each rank has memory for them. Otherwise, or with
+    `synced_gpus=True`, ranks gather each unit for each token of the batch together, up to the longest answer of all."""
     generate = getattr(model, "generate", None)
     if generate is None or "generate" in vars(model):
         yield
@@ -214,8 +217,8 @@ def gathering_to_generate(model: torch.nn.Module) -> Iterator[None]:
 
     @functools.wraps(generate)
     def gathered(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("synced_gpus"):
-            return generate(*args, **kwargs)
+        if kwargs.get("synced_gpus") or not fits_in_full(model):
+            return generate(*args, **{**kwargs, "synced_gpus": torch.distributed.is_initialized()})
         with gathered_to_read(model):
             return generate(*args, **kwargs)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ballast import _core
 from ballast.checks import refuse
 from ballast.errors import OutOfMemoryError
-from ballast.formats import each_pair, that_need_bf16
+from ballast.formats import each_pair, that_need_bf16, units_ahead
 from ballast.models import ModelLike, describe
 from ballast.models.adapters import with_adapters
 from ballast.models.description import (
@@ -40,7 +40,6 @@ from ballast.planning.result import (
 )
 from ballast.schema import changed, option_name, options_of_stage_3, require_stage_3, set_core
 from ballast.sizes import human_amount, human_size, parse_size
-from ballast.step_options import units_ahead
 from ballast.tiers import IN_FLIGHT, KINDS, fractions_in, set_tiers, spread_of, state_with_parameters, tiers_by_kind
 
 LARGEST_TILE = 2 << 20  # elements of the engine's tiles outside the device, in a large model

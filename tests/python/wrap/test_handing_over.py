@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import ballast
@@ -64,6 +67,41 @@ def generated(options: Options | None) -> list[int]:
     optimizer.step()
     tokens = model.generate(words, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
     return [token for row in tokens for token in row]
+
+
+def generated_with(rank: int, folder: str, free: list[int]) -> tuple[list[int], list[tuple[list[int], Counter[str]]]]:
+    """Return what a plain model generates, and what a sharded one does where so many bytes are free, with the gathers of each
+    unit. Ranks generate different numbers of tokens."""
+    from ballast.integrations.transformers import gathering_to_generate
+    from ballast.torch.parameters import gathered_memory
+    from python.wrap.support.frameworks import tiny_model
+
+    words = torch.arange(5, 13).view(2, 4)
+    options = {"max_new_tokens": 2 + 3 * rank, "do_sample": False, "pad_token_id": 0, "eos_token_id": 63}
+    found = []
+    for number, size in enumerate(free):
+        gathered_memory.available_memory = lambda _, size=size: size
+        model = tiny_model(64)
+        tuning = ballast.Tuning(timeline=True, keep_gathered=False)
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=tuning)
+        with gathering_to_generate(model):
+            tokens = model.generate(words, **options).flatten().tolist()
+        file = Path(folder, f"{rank}-{number}.json")
+        optimizer.write_timeline(file)
+        names = [event["name"] for event in json.loads(file.read_text())]
+        found.append((tokens, Counter(name for name in names if name.startswith("gather model."))))
+        optimizer.close()
+    return tiny_model(64).generate(words, **options).flatten().tolist(), found
+
+
+def test_a_model_that_fits_is_gathered_once_to_generate_and_others_once_a_token(tmp_path):
+    calls = 5  # of the rank with the most tokens
+    for tokens, found in run_ranks(2, generated_with, str(tmp_path), [1 << 30, 0], imported=FRAMEWORKS):
+        (whole, once), (by_units, often) = found
+        assert whole == by_units == tokens
+        assert len(once) == len(often) >= 4  # an embedding, two layers, a norm
+        assert max(once.values()) <= 2  # the program of a step has begun with the first ones
+        assert all(calls <= count <= calls + 1 for count in often.values())
 
 
 def all_of_them(rank: int, every: list[Options]) -> tuple[list[int], list[dict[str, Any]]]:

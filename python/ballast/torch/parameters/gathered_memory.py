@@ -9,6 +9,7 @@ from ballast.errors import FailureError, OutOfMemoryError
 from ballast.planning.hardware import available_memory, this_machine
 from ballast.ranks import Group, agree_on_memory, from_all_ranks, words_of_all_ranks
 from ballast.sizes import human_size
+from ballast.torch.gpu import free_bytes
 from ballast.torch.memory import bytes_below_peak
 
 log = logging.getLogger("ballast")
@@ -30,6 +31,18 @@ def gathered_memory_for(core: _core.Training, ranks: Group, budget: int | None, 
     machines = [] if gpu is not None else from_all_ranks(ranks, _core.machine_name())
     ranks_here = machines.count(_core.machine_name())
     return GatheredMemory(core, ranks, None, ranks_here) if ranks_here < len(machines) else None
+
+
+def has_room(ranks: Group, needed: int, budget: int | None, gpu: int | None) -> bool:
+    """Return whether each rank has memory for so many bytes more, within the budget. All ranks call it together."""
+    if gpu is not None:
+        free = free_bytes(gpu)
+    else:
+        machine = _core.machine_name()
+        free = available_memory(this_machine()) // from_all_ranks(ranks, machine).count(machine)
+    mine = int(USED_FRACTION * free) if budget is None else min(budget, free)
+    [all_ranks] = words_of_all_ranks(ranks, [mine])
+    return needed <= min(all_ranks)
 
 
 class GatheredMemory:

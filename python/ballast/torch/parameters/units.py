@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ballast import _core
 from ballast.checks import refuse, refuse_unsupported
-from ballast.step_options import units_ahead
+from ballast.formats import units_ahead
 from ballast.torch.gpu import GPU, gpu_of_tensors
 from ballast.torch.memory import BYTES, DTYPES, tensor_of
 from ballast.torch.parameters.managed_parameter import has_foreign_class, is_opaque, kind_of

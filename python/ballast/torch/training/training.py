@@ -19,6 +19,7 @@ from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
 from ballast.torch.calls.hooks import Call, OneThread, TrainingHooks, refuse_other_thread
+from ballast.torch.gpu import gpu_of_tensors
 from ballast.torch.gradients.taken_gradients import TakenGradient
 from ballast.torch.parameters.deferred_parameters import (
     DeferredParameters,
@@ -27,6 +28,7 @@ from ballast.torch.parameters.deferred_parameters import (
     drop_pending,
     make_unpartitioned,
 )
+from ballast.torch.parameters.gathered_memory import has_room
 from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values
 from ballast.torch.parameters.units import refuse_outside, require_known, required
 from ballast.torch.parameters.writes import Slots
@@ -413,6 +415,10 @@ class Training:
         with self.current.memory.gathered(parameters) if is_watched and self.current is not None else nullcontext():
             yield
         slots.require_unchanged()
+
+    def has_room(self, needed: int) -> bool:
+        """Return whether each rank has room for so many bytes on its device. All ranks call it together."""
+        return has_room(self.group, needed, self.options.memory, gpu_of_tensors(each for _, each in self.given.parameters()))
 
     # --- Steps ---
 
