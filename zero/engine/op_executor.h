@@ -171,6 +171,7 @@ class OpExecutor {
       if (parts_.ahead != nullptr) parts_.ahead->begun(op);
       context.stream() != nullptr ? issue_to_gpu(issued, *context.stream()) : execute(op, issued.status, issued.run);
     } catch (...) {
+      if (parts_.records != nullptr) parts_.records->leave_turns();
       parts_.failure.fail(op);
     }
     if (context.stream() == nullptr) parts_.counters.count(op, start, std::chrono::steady_clock::now());

@@ -15,6 +15,7 @@
 
 #include "offload/record_format.h"
 #include "offload/record_store.h"
+#include "zero/comm/drive_peers.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/engine/slots.h"
 #include "zero/plan/compile.h"
@@ -39,6 +40,7 @@ struct CommittedState {
 struct RecordStores {
   offload::RecordStore* trained = nullptr;
   offload::RecordStore* frozen = nullptr;  // scratch, which is never committed: no step writes to it
+  DrivePeers* peers = nullptr;             // null: no other rank of the training uses these drives
 };
 
 // What a rank keeps of another one, and with whom it exchanges it.
@@ -186,6 +188,7 @@ class RecordLane {
       : plan_(plan), slots_(slots), stores_(stores), mirror_(mirror) {}
 
   offload::PendingRead read(const Op& op) const {
+    begin_record(op);
     const std::size_t record = plan_.record_of(op.unit, op.tile);
     const std::span<std::byte> memory = slots_.bytes(op.to);
     const offload::RecordStore& store = store_of(op.unit, op.tile);
@@ -194,6 +197,7 @@ class RecordLane {
 
   // The record is sent while its own write is under way.
   offload::Completion write(const Op& op) const {
+    begin_record(op);
     offload::Completion written = write(op.unit, op.tile, slots_.bytes(op.from));
     if (mirror_ != nullptr) mirror_->add(plan_.record_of(op.unit, op.tile), slots_.bytes(op.from));
     return written;
@@ -207,6 +211,10 @@ class RecordLane {
   void abandon() const {
     if (mirror_ != nullptr) mirror_->abandon();
     if (stores_.trained != nullptr) stores_.trained->abandon();
+  }
+
+  void leave_turns() const {  // when an operation has failed: other ranks would wait for this one
+    if (stores_.peers != nullptr) stores_.peers->leave();
   }
 
   void finish() const {  // see RecordStore
@@ -241,6 +249,10 @@ class RecordLane {
   }
 
  private:
+  void begin_record(const Op& op) const {
+    if (stores_.peers != nullptr) stores_.peers->begin_record(op.lane == Lane::fetch ? 1 : 0);
+  }
+
   offload::RecordStore& store_of(std::size_t unit, std::size_t tile) const {
     return *(plan_.layout().units[unit].is_frozen(tile) ? stores_.frozen : stores_.trained);
   }

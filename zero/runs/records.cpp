@@ -114,6 +114,8 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
   on_all_ranks(world, [&] { require_directories(options); });
+  const std::size_t records = 2 * plan.tiles_on_drive() + plan.frozen_on_drive();
+  if (world.size() > 1) peers_ = std::make_unique<DrivePeers>(world, options.directories.front(), records);
   const bool keeps_run = !options.run.empty() && plan.tiles_on_drive() > 0;
   require(!keeps_run || plan.blocks().full_records(), Code::internal,
           [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });

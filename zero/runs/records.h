@@ -79,7 +79,7 @@ class Records {
   // Frozen parameters are in scratch files, also of a run.
   Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
-  RecordStores stores() { return {store_ ? &*store_ : nullptr, frozen_ ? &*frozen_ : nullptr}; }
+  RecordStores stores() { return {store_ ? &*store_ : nullptr, frozen_ ? &*frozen_ : nullptr, peers_.get()}; }
   MirrorFiles* mirror() { return mirror_ ? &mirror_->files() : nullptr; }
   std::vector<offload::IoQueue*> queues() const;
   bool found() const { return found_; }
@@ -100,6 +100,7 @@ class Records {
   std::optional<offload::RecordStore> store_;
   std::optional<offload::RecordStore> frozen_;  // frozen parameters, which each start writes anew
   std::optional<RunMirror> mirror_;
+  std::unique_ptr<DrivePeers> peers_;
   bool found_ = false;
   std::optional<LostRun> lost_{};
 };
