@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <random>
@@ -12,6 +13,7 @@
 #include "kernels/runtime/sizes.h"
 #include "kernels/state_access.h"
 #include "zero/checkpoint/files.h"
+#include "zero/comm/message.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/plan/state_parts.h"
@@ -294,8 +296,12 @@ namespace {
 class StateLoading {
  public:
   // Refuses what does not fit, before anything is changed. Opens what is read for these tiles, in their order.
-  StateLoading(const CheckpointPlace& place, const std::string& manifest, const std::vector<LocalTile>& tiles)
-      : place_(place), saved_(parse_checkpoint(place.directory, manifest)), state_(place.plan) {
+  StateLoading(const CheckpointPlace& place, const std::string& manifest, const std::vector<std::string>& indexes,
+               const std::vector<LocalTile>& tiles)
+      : place_(place),
+        saved_(parse_checkpoint(place.directory, manifest,
+                                [&](const std::filesystem::path&, std::size_t rank) { return indexes.at(rank); })),
+        state_(place.plan) {
     require_same_rule();
     require_same_tensors();
     std::vector<SavedPiece> wanted;
@@ -459,6 +465,30 @@ std::string manifest_of_all(const CheckpointPlace& place) {
   return broadcast_text(place.world, manifest.value_or(""), 0);
 }
 
+// The texts of all indexes. One rank reads each and tells the others: a file system does not carry N^2 opens for N ranks. All ranks
+// call it together.
+std::vector<std::string> indexes_of_all(const CheckpointPlace& place, const std::string& manifest) {
+  const std::size_t ranks = place.world.size();
+  std::size_t count = 0;
+  std::vector<std::string> mine;
+  on_all_ranks(place.world, [&] {
+    const SavedCheckpoint saved = parse_manifest(manifest, place.directory / manifest_name);
+    count = saved.ranks;
+    for (std::size_t index = place.world.rank(); index < count; index += ranks)
+      mine.push_back(read_index(place.directory / saved.folder, index));
+  });
+  std::vector<std::string> indexes(count);
+  const std::vector<std::string> texts = texts_of_all(place.world, join(mine));
+  for (std::size_t rank = 0; rank < std::min(ranks, count); ++rank) {
+    std::size_t index = rank;
+    for (std::string& text : split(texts[rank])) {
+      indexes.at(index) = std::move(text);
+      index += ranks;
+    }
+  }
+  return indexes;
+}
+
 }  // namespace
 
 bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>& tiles, const StateChange& change) {
@@ -467,7 +497,8 @@ bool load_checkpoint(const CheckpointPlace& place, const std::vector<LocalTile>&
     const std::string manifest = manifest_of_all(place);
     if (manifest.empty()) return false;
     try {
-      on_all_ranks(place.world, [&] { loading.emplace(place, manifest, tiles); });
+      const std::vector<std::string> indexes = indexes_of_all(place, manifest);
+      on_all_ranks(place.world, [&] { loading.emplace(place, manifest, indexes, tiles); });
     } catch (const Error&) {  // the same on all ranks
       loading.reset();
       if (read == most_reads || manifest_of_all(place) == manifest) throw;

@@ -28,7 +28,6 @@ using nlohmann::json;
 
 constexpr std::uint64_t version = 1;
 constexpr std::uint64_t most_json_bytes = std::uint64_t{256} << 20;
-constexpr const char* manifest_name = "checkpoint.json";
 constexpr std::string_view before_content = "{\"content\": ";
 constexpr std::string_view before_seal = ", \"seal\": \"";
 constexpr std::string_view after_seal = "\"}\n";
@@ -196,10 +195,9 @@ void require_apart(std::vector<SavedPiece> pieces, const std::filesystem::path& 
   }
 }
 
-SavedExtra read_index(const std::filesystem::path& folder, std::size_t rank, std::uint64_t seal,
-                      SavedTensors& tensors) {
+SavedExtra add_index(const std::filesystem::path& folder, std::size_t rank, const std::string& text, std::uint64_t seal,
+                     SavedTensors& tensors) {
   const std::filesystem::path file = folder / rank_file(rank, "json");
-  const std::string text = read_there(file, most_json_bytes);
   if (seal_of(text) != seal) fail_changed(file);
   const json content = parsed(text, file);
   const JsonValue index(content, file);
@@ -427,19 +425,25 @@ SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesyste
   return checkpoint;
 }
 
-SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest) {
-  SavedCheckpoint checkpoint = parse_manifest(manifest, directory / manifest_name);
-  const std::filesystem::path folder = directory / checkpoint.folder;
+std::string read_index(const std::filesystem::path& folder, std::size_t rank) {
   require(std::filesystem::is_directory(folder), Code::file_call, [&] {
     return Problem{
         .what = fmt::format("cannot read a checkpoint: the folder {}, which its {} names, is not there",
-                            checkpoint.folder, manifest_name),
-        .where = directory.string(),
+                            folder.filename().string(), manifest_name),
+        .where = folder.parent_path().string(),
         .remedy = fmt::format("Copy or move a checkpoint with all its files: {} and that folder.", manifest_name)};
   });
+  return read_there(folder / rank_file(rank, "json"), most_json_bytes);
+}
+
+SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest,
+                                 const ReadIndex& read) {
+  SavedCheckpoint checkpoint = parse_manifest(manifest, directory / manifest_name);
+  const std::filesystem::path folder = directory / checkpoint.folder;
   for (std::size_t rank = 0; rank < checkpoint.ranks; ++rank) {
     checkpoint.files.push_back(folder / rank_file(rank, "data"));
-    checkpoint.extras.push_back(read_index(folder, rank, checkpoint.seals[rank], checkpoint.tensors));
+    checkpoint.extras.push_back(
+        add_index(folder, rank, read(folder, rank), checkpoint.seals[rank], checkpoint.tensors));
   }
   for (auto& [name, tensor] : checkpoint.tensors)
     sort_pieces(name, tensor);

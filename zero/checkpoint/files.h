@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -87,11 +88,17 @@ struct SavedCheckpoint {
   std::uint64_t step() const;  // the most steps that an optimizer has made
 };
 
+inline constexpr const char* manifest_name = "checkpoint.json";
+
 // The text of a directory's manifest, which names the current checkpoint; none if there is none.
 std::optional<std::string> read_manifest(const std::filesystem::path& directory);
 // What a manifest says: without the pieces, the files and the extras, which are in the files that it names.
 SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file);
-SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest);
+// The text of a rank's index, in the folder that the manifest names.
+using ReadIndex = std::function<std::string(const std::filesystem::path& folder, std::size_t rank)>;
+std::string read_index(const std::filesystem::path& folder, std::size_t rank);
+SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest,
+                                 const ReadIndex& read = read_index);
 
 // The manifest of a checkpoint whose ranks have written their files to the folder.
 std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder);
