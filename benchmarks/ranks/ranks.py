@@ -1,4 +1,4 @@
-"""Measures what grows with the number of ranks: start, steps, memory, descriptors, and the end after a rank has died.
+"""Measures what grows with the number of ranks: start, steps, memory, descriptors, files, and the end after a rank has died.
 
 Each rank is a process with a tiny model, so most of what it takes is the cost of being a rank. One machine has all ranks, and
 they share its cores: seconds for each rank show what grows faster than the number of ranks.
@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import suite
 from ballast.tools.bench.cases import free_port
 
-RANKS = (16, 64, 128, 256)
+RANKS = (4, 16, 64, 128, 256)
 STEPS = 10
 LONG = 1000000  # steps that do not end before the rank is killed
 
@@ -58,6 +59,11 @@ class Job:
                 return time.monotonic() - self.begin
         raise RuntimeError(f'rank 0 ended before "{event}": {self.ranks[0].stderr.read()}')
 
+    def seconds_between(self, events: Sequence[str]) -> list[float]:
+        """Return the seconds from each of these events of rank 0 until the next one."""
+        at = [self.until(event) for event in events]
+        return [later - earlier for earlier, later in zip(at, at[1:])]
+
     def end(self) -> float:
         """Return the seconds until all ranks have ended well."""
         codes = [rank.communicate() and rank.returncode for rank in self.ranks]
@@ -82,7 +88,7 @@ class Job:
 
     def processor_seconds(self, rank: int) -> float:
         fields = Path(f"/proc/{self.ranks[rank].pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return max(1, int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # a few ranks take less than a tick
 
 
 def case_of(case: tuple[int, str]) -> str:
@@ -115,12 +121,35 @@ def measure(program: str, ranks: int, transport: str) -> dict[str, tuple[float, 
     return figures | {"end after a rank has died": (seconds, "s")}
 
 
+def measure_files(program: str, ranks: int, folder: Path) -> dict[str, tuple[float, str]]:
+    """Return milliseconds a rank, of a run and a checkpoint in a directory that all ranks see."""
+    options = ("--keep", str(folder))
+    with Job(program, ranks, 1, options) as job:
+        begins, _, saves = job.seconds_between(["connected", "started", "first step", "saved"])
+        job.end()
+    with Job(program, ranks, 1, options) as job:
+        resumes, loads = job.seconds_between(["connected", "started", "loaded"])
+        job.end()
+    fewer = ranks * 3 // 4
+    with Job(program, fewer, 1, options) as job:
+        adopts, reshards = job.seconds_between(["connected", "started", "loaded"])
+        job.end()
+    seconds = {"begin a run": begins, "save": saves, "resume": resumes, "load": loads}
+    seconds |= {"resume on three quarters": adopts, "load on three quarters": reshards}
+    return {f"{name}, a rank": (1e3 * value / ranks, "ms") for name, value in seconds.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where runs and checkpoints are kept (here)")
     options = suite.choose(parser, CASES, case_of)
     for case in options.cases:
-        for name, (value, unit) in measure(options.program, *case).items():
+        figures = measure(options.program, *case)
+        if case[1] != "Gloo":
+            with tempfile.TemporaryDirectory(prefix="ballast-ranks-", dir=options.directory) as folder:
+                figures |= measure_files(options.program, case[0], Path(folder))
+        for name, (value, unit) in figures.items():
             row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
             suite.emit([row | {"ratio": None}])
 

@@ -1,0 +1,131 @@
+"""Measure how far apart ranks with state on one drive end their updates: with turns, as in every training, and without.
+
+The drive is a loop device, in one of two states. "One limit": all ranks are in one control group, which limits the bytes a
+second of the device. "Queues": the device serves two control groups in turn, of which one has rank 0 alone, as a drive with
+fewer queues than ranks does. The ranks take turns in every second step. Needs root, 6 GB in the directory, and control groups
+of version 1 or 2 with block I/O.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import suite
+
+RANKS = 4
+UNITS, MILLION_ELEMENTS = 8, 16  # 1.5 GiB of state, read and written in each step
+IMAGE_BYTES = 6 << 30
+CASES = {"one limit": "none", "queues": "bfq"}  # with the scheduler of the device
+
+
+class Groups:
+    """Control groups for ranks. They end with the context, when all ranks have ended."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup")):
+        self.is_first = (root / "blkio").is_dir()
+        self._root = root / "blkio" if self.is_first else root
+        self._made: list[Path] = []
+
+    def __enter__(self) -> "Groups":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._made:
+            folder.rmdir()
+
+    def make(self, name: str) -> Path:
+        if not self.is_first:
+            (self._root / "cgroup.subtree_control").write_text("+io")
+        self._made.append(self._root / f"ballast-{name}-{os.getpid()}")
+        self._made[-1].mkdir()
+        return self._made[-1]
+
+    def limit(self, folder: Path, device: str, bytes_per_second: int) -> None:
+        if self.is_first:
+            for kind in ("read", "write"):
+                (folder / f"blkio.throttle.{kind}_bps_device").write_text(f"{device} {bytes_per_second}")
+        else:
+            (folder / "io.max").write_text(f"{device} rbps={bytes_per_second} wbps={bytes_per_second}")
+
+
+@contextlib.contextmanager
+def loop_device(directory: Path, scheduler: str) -> Iterator[tuple[str, Path]]:
+    """Yield the number of a loop device and where it is mounted: in a namespace of this process, where no other can keep it."""
+    with tempfile.TemporaryDirectory(prefix="ballast-shared-drive-", dir=directory) as folder:
+        image, mounted = Path(folder) / "image", Path(folder) / "mounted"
+        mounted.mkdir()
+        with image.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, IMAGE_BYTES)
+        said = subprocess.run(
+            ["losetup", "--find", "--show", "--direct-io=on", image], check=True, capture_output=True, text=True
+        )
+        device = Path(said.stdout.strip())
+        try:
+            subprocess.run(["mkfs.ext4", "-q", device], check=True)
+            Path(f"/sys/block/{device.name}/queue/scheduler").write_text(scheduler)
+            subprocess.run(["mount", device, mounted], check=True)
+            try:
+                yield Path(f"/sys/block/{device.name}/dev").read_text().strip(), mounted
+            finally:
+                subprocess.run(["umount", mounted], check=True)
+        finally:
+            subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def measure(program: str, case: str, directory: Path, steps: int, limit: int) -> dict[bool, list[tuple[float, float]]]:
+    """Return the seconds of the first and the last rank in each step, by whether ranks took turns."""
+    with Groups() as groups, loop_device(directory, CASES[case]) as (device, mounted):
+        if case == "queues":
+            alone, rest = groups.make("alone"), groups.make("rest")
+        else:
+            alone = rest = groups.make("all")
+            groups.limit(rest, device, limit)
+        command = [program, str(mounted), str(UNITS), str(MILLION_ELEMENTS), str(steps)]
+
+        def enter(rank: int) -> Callable[[], object]:
+            return lambda: (rest if rank > 0 else alone).joinpath("cgroup.procs").write_text("0")
+
+        pipe = {"stdout": subprocess.PIPE, "text": True}
+        ranks = suite.start_ranks(RANKS, lambda rank: command, lambda rank: {**pipe, "preexec_fn": enter(rank)})
+        said = [rank.communicate()[0] for rank in ranks]
+        if any(rank.returncode for rank in ranks):
+            raise SystemExit("shared-drive: a rank failed")
+    seconds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for line in said[0].splitlines()[2:]:  # the first of each kind is not counted
+        turns, first, last = line.split()
+        seconds[turns == "1"].append((float(first), float(last)))
+    return seconds
+
+
+def rows_of(case: str, seconds: dict[bool, list[tuple[float, float]]]) -> list[dict]:
+    measures: dict[str, tuple[str, Callable[[float, float], float]]] = {
+        "updates of the last rank": ("s", lambda first, last: last),
+        "last rank vs. the first": ("x", lambda first, last: last / first),
+    }
+    rows = []
+    for name, (unit, of) in measures.items():
+        ours, theirs = ([of(*each) for each in seconds[turns]] for turns in (True, False))
+        row = {"suite": "shared-drive", "case": f"{case}: {name}", "unit": unit, "against": "without turns"}
+        rows.append(row | suite.comparison(ours, theirs, lambda value: value))
+    worst = [max(last / first for first, last in seconds[turns]) for turns in (True, False)]
+    row = {"suite": "shared-drive", "case": f"{case}: the same, worst step", "unit": "x", "against": "without turns"}
+    return [*rows, row | suite.comparison(worst[:1], worst[1:], lambda value: value)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="shared-drive", description=__doc__.split("\n")[0])
+    parser.add_argument("--program", required=True, help="a rank, of shared_drive.cpp")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where the loop device's file lies (here)")
+    parser.add_argument("--steps", type=int, default=32, help="half of them with turns (%(default)s)")
+    parser.add_argument("--limit", type=int, default=500_000_000, help="bytes a second in each direction (%(default)s)")
+    options = suite.choose(parser, list(CASES), str)
+    for case in options.cases:
+        suite.emit(rows_of(case, measure(options.program, case, options.directory, options.steps, options.limit)))
+
+
+if __name__ == "__main__":
+    main()
