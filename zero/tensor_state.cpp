@@ -31,9 +31,10 @@ std::size_t TensorState::rank() const { return compiled(training_.plan()).input(
 std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tensor) const {
   const Unit& model = training_.model().units.at(unit);
   const UnitLayout& layout = compiled(training_.plan()).layout().units[unit];
+  const Section& section = model.tensors.at(tensor).frozen ? layout.frozen : layout.trained;
   std::vector<Range> ranges;
-  for (const TensorPart& part : owners_of(model, layout, tensor, {0, model.tensors.at(tensor).elements()})) {
-    if (part.rank == rank()) ranges.push_back(part.range);
+  for (const TensorPart& part : tensors_in(model, layout, section, rank(), {0, section.shard})) {
+    if (part.tensor == tensor) ranges.push_back(part.range);
   }
   return ranges;
 }

@@ -40,7 +40,8 @@ DeviceMemory device_memory(const TrainingOptions& options, const Mesh& mesh) {
 
 Mesh mesh_of(Communicator& world, const CompiledPlan& plan, const GpuLanes* gpu, const TrainingOptions& options) {
   const bool needs_host = std::ranges::any_of(plan.program().ops, passes_host);
-  Mesh mesh = make_mesh(world, plan.placement(), gpu, {plan.input().needs_matrices(), needs_host});
+  Mesh mesh =
+      make_mesh(world, plan.placement(), gpu, {plan.input().needs_matrices(), needs_host, parts_of(plan.model())});
   mesh.norm = options.norm_group;
   check_across(options.wire, mesh);
   return mesh;

@@ -150,6 +150,9 @@ def _training_of(
         undoing.callback(ranks.leave)
         if outer is not None:
             undoing.callback(outer.close)
+        if ranks.expert_group is not None and updates.has_custom_step:
+            what = f"cannot train experts with {type(optimizer).__name__}: its own step may need all of a tensor"
+            refuse(what, needed="an optimizer that the library knows, such as torch.optim.AdamW")
         options = with_copies_of(ranks.data_group, options)
         if checkpoint := options.run.checkpoint:
             checkpoint = newest_checkpoint(ranks.data_group, checkpoint, model)

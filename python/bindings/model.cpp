@@ -64,12 +64,14 @@ void bind_units(py::module_& module) {
       .def_readonly("unit", &Tie::unit)
       .def_readonly("tensor", &Tie::tensor);
   py::class_<Unit>(module, "Unit")
-      .def(py::init<std::string, DType, std::vector<Tensor>, std::vector<Tie>>(), py::arg("name"), py::kw_only(),
-           py::arg("dtype"), py::arg("tensors"), py::arg("ties") = std::vector<Tie>{})
+      .def(py::init<std::string, DType, std::vector<Tensor>, std::vector<Tie>, std::size_t>(), py::arg("name"),
+           py::kw_only(), py::arg("dtype"), py::arg("tensors"), py::arg("ties") = std::vector<Tie>{},
+           py::arg("parts") = 1)
       .def_readonly("name", &Unit::name)
       .def_readonly("dtype", &Unit::dtype)
       .def_readonly("tensors", &Unit::tensors)
-      .def_readonly("ties", &Unit::ties);
+      .def_readonly("ties", &Unit::ties)
+      .def_readonly("parts", &Unit::parts);
   py::class_<Model>(module, "Model")
       .def(py::init([](std::vector<Unit> units) {
              Model model{std::move(units)};

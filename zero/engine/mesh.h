@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -26,7 +27,10 @@ struct Mesh {
   std::unique_ptr<Communicator>
       upload;  // as `gather`, from host memory that the ranks share; null: none of it passes there
   std::unique_ptr<Communicator> host;  // as `reduce`, likewise
-  Communicator* norm = nullptr;        // over ranks with other parts of the model; belongs to the mesh's owner
+  // As gather and reduce, over the ranks with the same part of units that have several. Null: no unit has.
+  std::unique_ptr<Communicator> gather_part;
+  std::unique_ptr<Communicator> reduce_part;
+  Communicator* norm = nullptr;  // over ranks with other parts of the model; belongs to the mesh's owner
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
@@ -49,16 +53,23 @@ struct Mesh {
   }
 
   void abort(std::string_view reason) {  // any thread
-    for (Communicator* communicator :
-         {gather.get(), reduce.get(), replicas.get(), matrices.get(), upload.get(), host.get()}) {
+    for (Communicator* communicator : all()) {
       if (communicator != nullptr) communicator->abort(reason);
     }
     if (norm != nullptr) norm->abort(reason);
   }
 
   SentBytes sent() const {  // bytes sent in all its groups; any thread may call
-    return gather->sent() + reduce->sent() + replicas->sent() + (matrices ? matrices->sent() : SentBytes{}) +
-           (upload ? upload->sent() + host->sent() : SentBytes{});
+    SentBytes bytes{};
+    for (const Communicator* communicator : all())
+      bytes = bytes + (communicator != nullptr ? communicator->sent() : SentBytes{});
+    return bytes;
+  }
+
+ private:
+  std::array<Communicator*, 8> all() const {
+    return {gather.get(), reduce.get(), replicas.get(),    matrices.get(),
+            upload.get(), host.get(),   gather_part.get(), reduce_part.get()};
   }
 };
 
@@ -79,6 +90,7 @@ inline void check_across(const Wire& wire, const Mesh& mesh) {
 struct MeshNeeds {
   bool matrices = false;
   bool host = false;
+  std::size_t parts = 1;  // the most of a unit
 };
 
 // Called by all ranks of `world`, which are placement.ranks(). On a GPU the groups' work goes into the lanes' streams.
@@ -96,13 +108,20 @@ inline Mesh make_mesh(Communicator& world, const Placement& placement, const Gpu
                           &gpu->backend(lane)};
     return world.split(color, &channel);
   };
-  return {.gather = split(group, Lane::gather),
-          .reduce = split(group, Lane::reduce),
-          .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce),
-          .matrices =
-              needs.matrices && placement.shards > 1 ? split(world.rank() / placement.shards, Lane::reduce) : nullptr,
-          .upload = needs.host ? split(group, Lane::upload) : nullptr,
-          .host = needs.host ? world.split(group) : nullptr};
+  Mesh mesh;
+  mesh.gather = split(group, Lane::gather);
+  mesh.reduce = split(group, Lane::reduce);
+  mesh.replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce);
+  if (needs.matrices && placement.shards > 1) mesh.matrices = split(world.rank() / placement.shards, Lane::reduce);
+  if (needs.host) {
+    mesh.upload = split(group, Lane::upload);
+    mesh.host = world.split(group);
+  }
+  if (needs.parts > 1) {
+    mesh.gather_part = split(world.rank() % needs.parts, Lane::gather);
+    mesh.reduce_part = split(world.rank() % needs.parts, Lane::reduce);
+  }
+  return mesh;
 }
 
 }  // namespace ballast

@@ -269,7 +269,8 @@ class OpExecutor {
   void gather(const Op& op) const {
     const auto [mine, all] = views_of_gather(parts_.plan, parts_.slots, op);
     if (passes_host(op)) return parts_.mesh.upload->all_gather(mine, all);
-    Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.gather : *parts_.mesh.replicas;
+    Communicator& neighbours = op.parts > 1 ? *parts_.mesh.gather_part : *parts_.mesh.gather;
+    Communicator& group = op.ranks == Ranks::shard_group ? neighbours : *parts_.mesh.replicas;
     op.codes.exist() ? group.all_gather(mine, all, encoding_of(op)) : group.all_gather(mine, all);
   }
 
@@ -280,10 +281,15 @@ class OpExecutor {
       const ConstView gradients = from;
       return parts_.arithmetic.of(op.lane).context().backend().sum({&gradients, 1}, to);
     }
-    Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+    Communicator& group = reducing(op);
     group.use_memory(parts_.slots.all_of(SlotRole::received), parts_.slots.all_of(SlotRole::host_sums));
     if (op.codes.exist()) return reduce_encoded(op, step, {from, to});
     scatters(op) ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
+  }
+
+  Communicator& reducing(const Op& op) const {
+    Communicator& neighbours = op.parts > 1 ? *parts_.mesh.reduce_part : *parts_.mesh.reduce;
+    return op.ranks == Ranks::shard_group ? neighbours : *parts_.mesh.replicas;
   }
 
   // Random bits belong to elements of tensors. Each sum of a unit in a step has its own, and in a mesh each group of ranks.
@@ -297,9 +303,10 @@ class OpExecutor {
     encoding.tensors = tensors;
     encoding.first_index = range.first;
     encoding.stream = kernels::rounding_stream(kernels::seed_of_wire, op.sum, step);
-    const std::size_t group = is_shard_group ? parts_.mesh.replicas->rank() : parts_.mesh.reduce->rank();
+    const std::size_t copy = op.parts > 1 ? parts_.mesh.rank() % op.parts : parts_.mesh.replicas->rank();
+    const std::size_t group = is_shard_group ? copy : parts_.mesh.reduce->rank();
     encoding.stream = kernels::mix(encoding.stream + 2 * group + (adds_sums ? 1 : 0));
-    Communicator& ranks = is_shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+    Communicator& ranks = reducing(op);
     scatters(op) ? ranks.reduce_scatter(views.from, views.to, encoding)
                  : ranks.all_reduce(views.from, views.to, encoding);
   }

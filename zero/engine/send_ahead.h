@@ -103,7 +103,7 @@ class SendAhead {
   // Returns none for an exchange that is not sent ahead: one of encoded values, which have yet to be made, or of other ranks than
   // those of the lane's own communicator.
   std::optional<NextCollective> collective_of(const Op& op) const {
-    if (op.codes.exist() || op.ranks != Ranks::shard_group) return std::nullopt;
+    if (op.codes.exist() || op.ranks != Ranks::shard_group || op.parts > 1) return std::nullopt;
     if (op.kind == OpKind::gather && op.lane == Lane::gather) {
       return NextCollective{.kind = Collective::all_gather, .sent = views_of_gather(plan_, slots_, op).from};
     }

@@ -39,18 +39,19 @@ inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& a
   return best;
 }
 
-// Whether copies from the host's memory, which all ranks reach, are faster than those between the devices.
-inline bool shares_host(const CompileInput& input) {
+// Whether copies from the host's memory, which all ranks reach, are faster than those between the devices. Ranks that have other
+// parts of a unit do not share it there.
+inline bool shares_host(const CompileInput& input, std::size_t unit) {
   const Placement& placement = input.placement;
   const auto shards = static_cast<double>(placement.shards);
   return input.shares_memory && !input.host_is_device && placement.parameter_replicas == 1 &&
-         (shards - 1) * input.rates.shared > shards * input.rates.peers;
+         input.model.units[unit].parts == 1 && (shards - 1) * input.rates.shared > shards * input.rates.peers;
 }
 
 // Whether each device copies a unit's parameters of all ranks from the host, in place of its own shard that the devices then gather
 // from each other.
 inline bool gathers_from_host(const CompileInput& input, const UnitResidence& at, std::size_t unit) {
-  return shares_host(input) && at.parameters == Tier::host && !input.gathers_codes(unit);
+  return shares_host(input, unit) && at.parameters == Tier::host && !input.gathers_codes(unit);
 }
 
 // Whether the ranks' gradients of a unit whose sums are kept on the host are copied there and summed by its processor, in place of
@@ -59,7 +60,7 @@ inline bool sums_on_host(const CompileInput& input, const UnitResidence& at, std
   const Placement& placement = input.placement;
   const auto shards = static_cast<double>(placement.shards);
   const TransferRates& rates = input.rates;
-  return shares_host(input) && at.gradients == Tier::host && placement.groups() == 1 &&
+  return shares_host(input, unit) && at.gradients == Tier::host && placement.groups() == 1 &&
          placement.reduction == Reduction::each && input.wire.reduce == WireFormat::exact && rates.host_memory > 0 &&
          input.layout.units[unit].trained.shard > 0 &&
          (1 / rates.download + 1 / rates.host_memory) * shards * rates.peers < shards - 1;

@@ -65,9 +65,10 @@ bool is_a_choice(Tier tier, const Machine& machine) {
 }
 
 // Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0. Encoded gathers and replicas of
-// parameters need stage 3.
+// parameters need stage 3, and parts of units a stage above 0.
 bool is_a_choice(int stage, const ChoiceInput& input) {
   if (input.stage) return *input.stage == stage;
+  if (stage == 0 && parts_of(input.model) > 1) return false;
   if (input.parameter_replicas > 1 || (input.ranks > 1 && input.wire.gather != WireFormat::exact)) return stage == 3;
   return stage != 1 && (stage != 2 || input.ranks > 1);
 }

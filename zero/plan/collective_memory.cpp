@@ -87,7 +87,7 @@ Codes codes_of_gather(const Wire& wire, const Section& section) {
 }
 
 Codes codes_of_reduction(const Wire& wire, const Placement& placement, const UnitLayout& unit, Ranks ranks) {
-  const std::size_t size = count_of(ranks, placement);
+  const std::size_t size = count_of(ranks, placement, unit.trained.parts);
   const Reduced reduced(placement, unit, ranks);
   if (wire.reduce == WireFormat::exact || size == 1 || reduced.count == 0) return {};
   Codes codes{.values = reduced.adds_sums ? wire.sums() : wire.reduce, .sums = wire.sums()};
@@ -104,15 +104,16 @@ Codes codes_of_reduction(const Wire& wire, const Placement& placement, const Uni
   return codes;
 }
 
-kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks) {
+kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks,
+                                      std::size_t parts) {
   const bool neighbours = ranks == Ranks::shard_group;
   const std::size_t group = placement.ranks_per_group();
-  const std::size_t size = count_of(ranks, placement);
-  const std::size_t first = neighbours ? rank / group * group : rank % group;
+  const std::size_t size = count_of(ranks, placement, parts);
+  const std::size_t first = neighbours ? rank / group * group + rank % parts : rank % group;
   if (per_host <= 1) return {size, 1};
   std::vector<std::size_t> hosts;
   for (std::size_t member = 0; member < size; ++member)
-    hosts.push_back((first + member * (neighbours ? 1 : group)) / per_host);
+    hosts.push_back((first + member * (neighbours ? parts : group)) / per_host);
   return {size, kernels::ranks_per_host(hosts)};
 }
 
@@ -120,9 +121,13 @@ kernels::ReductionMemory memory_of_reductions(const CompileInput& input) {
   kernels::ReductionMemory memory;
   if (input.host_is_device) return memory;
   for (const Ranks ranks : {Ranks::shard_group, Ranks::replica_group}) {
-    const kernels::ReducingRanks group = reducing_ranks(input.placement, input.rank, input.ranks_per_host, ranks);
+    const auto with_parts = [&](std::size_t parts) {
+      return reducing_ranks(input.placement, input.rank, input.ranks_per_host, ranks, parts);
+    };
+    const kernels::ReducingRanks all = with_parts(1);
     for (std::size_t unit = 0; unit < input.layout.units.size(); ++unit) {
-      memory = memory.with(memory_of_reduction(input, group, unit, ranks));
+      const std::size_t parts = input.layout.units[unit].trained.parts;
+      memory = memory.with(memory_of_reduction(input, parts == 1 ? all : with_parts(parts), unit, ranks));
     }
   }
   return memory;

@@ -21,9 +21,10 @@ kernels::CodeBits code_bits(WireFormat format);  // takes a format that is not e
 Codes codes_of_gather(const Wire& wire, const Section& section);
 Codes codes_of_reduction(const Wire& wire, const Placement& placement, const UnitLayout& unit, Ranks ranks);
 
-// Returns the group of a rank that shards gradients, or that adds those of replicas. `per_host`: ranks of each host, if each has
-// as many neighbouring ones; 1 or less: hosts are not told apart.
-kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks);
+// Returns the group of a rank that shards gradients of a unit of so many parts, or that adds those of replicas. `per_host`: ranks of
+// each host, if each has as many neighbouring ones; 1 or less: hosts are not told apart.
+kernels::ReducingRanks reducing_ranks(const Placement& placement, std::size_t rank, std::size_t per_host, Ranks ranks,
+                                      std::size_t parts = 1);
 
 // Returns the most that a reduction takes on a GPU, over all units; none on a CPU.
 kernels::ReductionMemory memory_of_reductions(const CompileInput& input);

@@ -101,6 +101,24 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
   return shard_of(options.placement, options.rank);
 }
 
+// Records of a run have the same names for each part, and replicas of a part are not told apart.
+void check_parts(const CompileInput& input) {
+  for (const Unit& unit : input.model.units) {
+    if (unit.parts == 1) continue;
+    const auto refuse_if = [&](bool is_so, std::string_view with, std::string_view needed) {
+      require(!is_so, Code::unsupported, [&] {
+        return Problem{.what = fmt::format("cannot train parts of a unit, such as experts, with {}", with),
+                       .where = "unit " + unit.name,
+                       .needed = std::string(needed)};
+      });
+    };
+    refuse_if(unit.parts != parts_of(input.model), "units of other numbers of parts", "one number of parts");
+    refuse_if(input.placement.groups() > 1, "copies of the state or of the parameters", "replicas=1");
+    refuse_if(input.full_records, "the records of a run", "a checkpoint in place of a run");
+    refuse_if(input.needs_matrices(), "a rule of whole matrices", "a rule of single elements");
+  }
+}
+
 // Random bits belong to groups of elements, so a learning rate begins at one.
 bool begins_at_a_group(const MatrixBlocks& blocks) { return blocks.first % group_size == 0; }
 
@@ -221,6 +239,7 @@ void check(const CompileInput& input) {
            fmt::format("a rank below {}", input.placement.shards));
   }
   if (input.needs_matrices()) check_matrices(input.model);
+  check_parts(input);
   if (input.micro_steps == 0) refuse("cannot compile: the step has no micro-steps", "at least one");
   if (input.schedule.staging_slots == 0) refuse("cannot compile: there are no slots for records", "at least one");
   if (input.schedule.update_in_backward && input.micro_steps > 1) {

@@ -241,6 +241,7 @@ class GradientSums {
                             .phase = Phase::backward,
                             .unit = unit,
                             .ranks = ranks,
+                            .parts = context_.layout(unit).trained.parts,
                             .first = first,
                             .sum = of.number,
                             .value_bytes = from == gradients ? context_.width(unit) : sizeof(float),

@@ -44,11 +44,19 @@ std::size_t equal_tile(std::size_t shard, std::size_t most) {
   return shard == 0 ? 0 : round_up(divided_up(shard, divided_up(shard, most)), group_size);
 }
 
-UnitLayout cut_unit(const Unit& unit, std::size_t shards, const TileSizes& most) {
+UnitLayout cut_unit(const Unit& unit, std::size_t ranks, const TileSizes& most) {
+  require(unit.parts > 0 && ranks % unit.parts == 0, Code::unsupported, [&] {
+    return Problem{
+        .what = fmt::format("cannot share the state of {} parts of a unit among {} ranks", unit.parts, ranks),
+        .where = "unit " + unit.name,
+        .needed = "stage 1, 2 or 3, and a number of ranks that can be divided by that of parts"};
+  });
   UnitLayout layout;
   layout.tensor_begin.resize(unit.tensors.size());
-  layout.trained = place_tensors(unit, false, {.first = 0, .shards = shards}, layout.tensor_begin);
-  layout.frozen = place_tensors(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
+  Section section{.first = 0, .shards = ranks / unit.parts, .parts = unit.parts};
+  layout.trained = place_tensors(unit, false, section, layout.tensor_begin);
+  section.first = layout.trained.count();
+  layout.frozen = place_tensors(unit, true, section, layout.tensor_begin);
   layout.tile_elements = equal_tile(layout.trained.shard, most.trained);
   layout.tiles = cut({0, layout.trained.shard}, layout.tile_elements);
   // All records have the size of the largest one, so tiles of any format have as many bytes as those of bf16.
@@ -204,7 +212,7 @@ std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, st
   const Section& section = unit.tensors[tensor].frozen ? layout.frozen : layout.trained;
   const std::size_t begin = layout.tensor_begin[tensor];
   std::vector<TensorPart> parts;
-  for (std::size_t rank = 0; rank < section.shards; ++rank) {
+  for (std::size_t rank = 0; rank < section.shards * section.parts; rank += section.parts) {
     const Range shard = section.shard_range(rank);
     const Range common = intersection({begin + range.first, range.count}, shard);
     if (common.count > 0) {

@@ -25,11 +25,12 @@ struct Section {
   std::size_t first = 0;  // first element in the unit
   std::size_t shard = 0;
   std::size_t shards = 1;
+  std::size_t parts = 1;  // neighbouring ranks that have other values: see Unit::parts
 
   std::size_t count() const { return shard * shards; }
   Range all() const { return {first, count()}; }
-  Range shard_range(std::size_t rank) const { return {first + rank * shard, shard}; }      // a range of the unit
-  Section joined(std::size_t each) const { return {first, shard * each, shards / each}; }  // neighbouring shards
+  Range shard_range(std::size_t rank) const { return {first + rank / parts * shard, shard}; }     // a range of the unit
+  Section joined(std::size_t each) const { return {first, shard * each, shards / each, parts}; }  // neighbouring shards
 };
 
 // Trained tensors come first, frozen ones after them, so that a rank keeps only the parameters of those.
@@ -107,7 +108,7 @@ std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Ra
 struct TensorPart {
   std::size_t tensor = 0;
   Range range{};             // a range of the tensor's elements
-  std::size_t rank = 0;      // whose shard has it
+  std::size_t rank = 0;      // whose shard has it; the first one of those with other parts of the unit
   std::size_t in_shard = 0;  // where it begins in the rank's shard: of the trained section, or of the frozen one
 };
 

@@ -81,6 +81,13 @@ std::size_t Model::group(std::string_view name) {
   return number;
 }
 
+std::size_t parts_of(const Model& model) {
+  std::size_t most = 1;
+  for (const Unit& unit : model.units)
+    most = std::max(most, unit.parts);
+  return most;
+}
+
 void check(const Model& model) {
   if (model.units.empty()) refuse("cannot train a model without units", "", "at least one unit");
   std::set<std::string_view> names;

@@ -175,6 +175,7 @@ class ParameterGathers {
     context_.builder.add({.kind = OpKind::gather,
                           .lane = Lane::gather,
                           .unit = unit,
+                          .parts = trained.parts,
                           .from = shard(unit, trained),
                           .to = full(unit, trained.all())});
   }
@@ -224,6 +225,7 @@ class ParameterGathers {
                             .lane = Lane::gather,
                             .phase = visit.phase,
                             .unit = unit,
+                            .parts = section.parts,
                             .from = on_device ? kept(unit, section) : shard(unit, section),
                             .to = full(unit, section.all()),
                             .codes = visit.exact ? Codes{} : context_.slots.gather_codes(unit, section)});

@@ -39,6 +39,7 @@ std::string op_text(const Program& program, const Op& op) {
   if (op.tile != none) text += " tile=" + tiles_text(op);
   if (op.kind == OpKind::accumulate) text += fmt::format(" sum={}", op.sum);
   if (op.ranks == Ranks::replica_group) text += " over=replicas";
+  if (op.parts > 1) text += " over=part";
   if (op.exact) text += " exact";
   return text + piece_text(program, "from", op.from) + piece_text(program, "to", op.to) +
          piece_text(program, "state", op.state) + codes_text(program, op.codes) + waits_text(op) + "\n";

@@ -45,8 +45,9 @@ bool done_in_order(Lane lane);  // whether an operation's end implies the end of
 // The ranks of a collective: those that have the shards of one copy, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };
 
-inline std::size_t count_of(Ranks ranks, const Placement& placement) {
-  return ranks == Ranks::shard_group ? placement.ranks_per_group() : placement.groups();
+// Of a unit with several parts, the shards of one copy are those of one part.
+inline std::size_t count_of(Ranks ranks, const Placement& placement, std::size_t parts = 1) {
+  return ranks == Ranks::shard_group ? placement.ranks_per_group() / parts : placement.groups();
 }
 
 std::string_view name(OpKind kind);
@@ -94,6 +95,7 @@ struct Op {
   std::size_t tile = none;
   std::size_t tiles = 1;  // momentum, update and their copies: so many, one after another, from `tile` on
   Ranks ranks = Ranks::shard_group;
+  std::size_t parts = 1;        // gather and reduce: the unit's
   std::size_t first = 0;        // reduce, accumulate and norm of a part of the rank's shard: its first element
   std::size_t sum = 0;          // accumulate and reduce: how many sums of the unit came before in its step
   std::size_t value_bytes = 0;  // reduce: bytes of each value in `from`

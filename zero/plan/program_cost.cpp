@@ -50,11 +50,11 @@ struct GroupOnHosts {
   std::size_t hosts() const { return (ranks + ranks_of_host - 1) / ranks_of_host; }
 };
 
-GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machine& machine) {
-  const bool neighbours = ranks == Ranks::shard_group;
-  const std::size_t size = count_of(ranks, placement);
+GroupOnHosts group_on_hosts(const Op& op, const Placement& placement, const Machine& machine) {
+  const bool neighbours = op.ranks == Ranks::shard_group;
+  const std::size_t size = count_of(op.ranks, placement, op.parts);
   if (machine.ranks_per_host == 0) return {size, size};
-  const std::size_t here = neighbours ? machine.ranks_per_host : machine.ranks_per_host / placement.ranks_per_group();
+  const std::size_t here = machine.ranks_per_host / (neighbours ? op.parts : placement.ranks_per_group());
   return {size, std::clamp<std::size_t>(here, 1, size)};
 }
 
@@ -134,7 +134,7 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::reduce: {
       if (passes_host(op)) return op.from.bytes + op.to.bytes;
       if (op.codes.exist()) return op.codes.received;
-      const double part = part_of_others(count_of(op.ranks, placement));
+      const double part = part_of_others(count_of(op.ranks, placement, op.parts));
       const bool gathers = op.ranks == Ranks::replica_group && placement.parameter_replicas == 1;  // the sum, for all
       const std::size_t bytes = op.from.bytes + (gathers ? op.to.bytes : 0);
       return static_cast<std::size_t>(part * static_cast<double>(bytes));
@@ -163,7 +163,7 @@ LinkSeconds seconds_on_links(const Op& op, const Placement& placement, const Mac
   if (op.kind == OpKind::collect || op.kind == OpKind::distribute) {
     return seconds_of_exchange(static_cast<double>(bytes_moved(op, placement)), placement, machine);
   }
-  const GroupOnHosts group = group_on_hosts(op.ranks, placement, machine);
+  const GroupOnHosts group = group_on_hosts(op, placement, machine);
   if (group.ranks == 1) return {};
   const double inside = op.kind == OpKind::gather ? machine.gather : machine.reduce;
   const double all = static_cast<double>(bytes_moved(op, placement)) / part_of_others(group.ranks);

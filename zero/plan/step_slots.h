@@ -150,7 +150,7 @@ class StepSlots {
       : in_(input), residence_(reside(input.placement, input.layout)) {
     const Placement& placement = input.placement;
     for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
-      const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
+      const bool all_here = input.layout.units[unit].trained.shards == 1 && residence_[unit].parameters == Tier::device;
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
       add_unit(unit, uses);

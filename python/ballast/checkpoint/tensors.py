@@ -58,7 +58,10 @@ class TorchTensor:
     def of(self, access: Training, parameter: torch.nn.Parameter) -> TorchTensor:
         """Return the same as values or state of a parameter."""
         shape, part, is_mine = full_shape(parameter), part_of(parameter), access.ranks.saves(parameter)
-        return replace(self, full_shape=shape, part=part, is_mine=is_mine)
+        writers, sharing = self.writers, access.ranks.sharing(parameter)
+        if writers is Writers.in_turns and sharing is not access.group:  # each part has a first rank
+            writers, is_mine = Writers.each, is_mine and sharing.rank == 0
+        return replace(self, writers=writers, full_shape=shape, part=part, is_mine=is_mine)
 
     def read(self) -> torch.Tensor:
         """Return the tensor, read from the library's memory if that has it."""

@@ -32,6 +32,7 @@ class Part:
     placements: tuple[Placement, ...]
     shape: torch.Size
     stride: tuple[int, ...]
+    among_data: int = 1  # ranks that have other parts and other data, as those of experts: they share no gradients
 
     @staticmethod
     def of(tensor: Any) -> Part:
@@ -99,6 +100,12 @@ class Part:
 def part_of(parameter: torch.Tensor) -> Part | None:
     """Return the part of a full tensor that a parameter is; None if it is full."""
     return Part.of(parameter) if is_dtensor(parameter) else getattr(parameter, ATTRIBUTE, None)
+
+
+def parts_among_data(parameter: torch.Tensor) -> int:
+    """Return how many ranks with other data have other parts of the parameter."""
+    part = part_of(parameter)
+    return 1 if part is None else part.among_data
 
 
 def local_tensor(parameter: Any) -> torch.Tensor:

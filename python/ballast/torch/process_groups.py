@@ -7,8 +7,9 @@ import os
 import socket
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ballast.checks import one_of, refuse
 from ballast.ranks import Group, connect, from_all_ranks
 from ballast.schema import changed
 from ballast.step_options import copies_on
-from ballast.torch.parts import Part, part_of
+from ballast.torch.parts import ATTRIBUTE, Part, part_of, parts_among_data
 from ballast.wrap_options import WrapOptions
 
 log = logging.getLogger("ballast")
@@ -28,6 +29,7 @@ log = logging.getLogger("ballast")
 OTHER_DATA = ("data", "dp", "fsdp", "replicate", "shard", "context", "cp")
 OTHER_PARTS = ("tensor", "tp", "model", "mp", "pipeline", "pp", "expert", "ep")
 OTHER_LAYERS = ("pipeline", "pp")  # ranks along these have no parameters in common
+EXPERTS = ("expert", "ep")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,12 @@ class ProcessGroups:
     data_group: Group  # ranks that share the state, and average gradients
     model_group: Group | None = None  # ranks with other parts of the same model: the norm includes theirs
     repeated: frozenset[int] = frozenset()  # ids of parameters that all ranks of `model_group` have
-    dtensors: DTensorRanks | None = None  # the ranks of DTensors
+    dtensors: DTensorRanks | None = None  # the ranks of DTensors, but for experts
+    expert_group: Group | None = None  # those of the data group that have the same experts; None: all have
+
+    def sharing(self, parameter: torch.Tensor) -> Group:
+        """Return the ranks that have the same values of a parameter and other data."""
+        return self.data_group if self.expert_group is None or parts_among_data(parameter) == 1 else self.expert_group
 
     def counts(self, parameter: torch.Tensor) -> bool:
         """Return whether the norm includes this rank's values of the parameter. Of a replicated parameter, it includes
@@ -58,7 +65,8 @@ class ProcessGroups:
 
     def leave(self) -> None:
         """Tell the other ranks that this one has left."""
-        for group in (self.data_group, self.model_group, None if self.dtensors is None else self.dtensors.saving_group):
+        saving_group = None if self.dtensors is None else self.dtensors.saving_group
+        for group in (self.data_group, self.model_group, saving_group, self.expert_group):
             if group is not None:
                 group.leave()
 
@@ -81,9 +89,9 @@ def connect_groups(options: WrapOptions, parameters: Iterable[torch.Tensor] = ()
     """Connect with all ranks of the mesh, or of the job, and with those that have other parts of these parameters."""
     data, others = ranks_of(options.mesh)
     timeout, repeated = options.tuning.timeout, frozenset(id(parameter) for parameter in options.tuning.replicated)
-    parts = [part for each in parameters if (part := part_of(each)) is not None]
+    experts, parts = split_experts(data, parameters)
     sharing, places = ranks_of_dtensors(options.mesh, parts) if parts else (None, {})
-    if parts and options.run.name:
+    if (parts or experts) and options.run.name:
         refuse(
             "cannot train DTensors with run=: ranks with other parts of the model would have records of the same names",
             needed="ballast.save() and ballast.load_checkpoint() in place of run=",
@@ -91,12 +99,56 @@ def connect_groups(options: WrapOptions, parameters: Iterable[torch.Tensor] = ()
     others = others or sharing
     if others is None and repeated:
         refuse("cannot use replicated parameters without the ranks that have them", needed="mesh=, with parts of the model")
-    data_group = group_of(data, timeout)
+    data_group, expert_group = connect_experts(data, experts, options) if experts else (group_of(data, timeout), None)
     model_group = None if others is None else group_of(others, timeout)
-    if sharing is None:
-        return ProcessGroups(data_group, model_group, repeated)
-    everybody = sorted({rank for each in from_all_ranks(data_group, sharing) for rank in each})
-    return ProcessGroups(data_group, model_group, repeated, DTensorRanks(places, group_of(everybody, timeout)))
+    dtensors = None
+    if sharing is not None:
+        everybody = sorted({rank for each in from_all_ranks(data_group, sharing) for rank in each})
+        dtensors = DTensorRanks(places, group_of(everybody, timeout))
+    return ProcessGroups(data_group, model_group, repeated, dtensors, expert_group)
+
+
+def split_experts(data: Collection[int] | None, parameters: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[Part]]:
+    """Return the experts of which ranks with other data have other parts, and the other parts of DTensors."""
+    experts, others = [], []
+    for each in parameters:
+        if (part := part_of(each)) is None:
+            continue
+        is_of_experts = all(str(name).partition("_")[0] in EXPERTS for name in names_of(part.mesh))
+        if not (is_of_experts and (data is None or {*part.ranks} <= {*data})):
+            others.append(part)
+        elif any(placement.is_shard() for placement in part.placements):
+            experts.append(each)
+    return experts, others
+
+
+def connect_experts(data: Sequence[int] | None, experts: Sequence[torch.Tensor], options: WrapOptions) -> tuple[Group, Group]:
+    """Connect the ranks with other data, those that have all experts together next to each other, and the ranks with the same
+    experts as this one."""
+    data = [*range(torch.distributed.get_world_size())] if data is None else data
+    parts, timeout = [part for each in experts if (part := part_of(each)) is not None], options.tuning.timeout
+    ranks, where = parts[0].ranks, f"experts of shape {tuple(parts[0].shape)} with {parts[0].mesh}"
+    if len(ranks) > 1 and (options.stage == 0 or options.replicas != 1):
+        what = "cannot train experts: ranks share the state of those that they have in common, in one copy"
+        refuse(what, where=where, needed="stage 1, 2 or 3, and replicas=1")
+    is_even = all(prod(part.local_shape) * len(ranks) == prod(part.shape) for part in parts)
+    if not is_even or any(part.ranks != ranks or part.mesh.ndim > 1 for part in parts):
+        what = "cannot train experts: ranks have other numbers of them, or other experts in each layer"
+        refuse(what, where=where, needed="one mesh of one dimension for all, and a number of experts that its ranks can divide")
+    group = group_of(data, timeout)
+    found = sorted({tuple(each) for each in from_all_ranks(group, ranks)})
+    together = [rank for each in found for rank in each]
+    if sorted(together) != sorted(data) or len({*map(len, found)}) > 1:
+        group.leave()
+        what = "cannot train experts: their meshes do not divide the ranks with other data into groups of one size"
+        refuse(what, where=where, needed=f"meshes of {len(ranks)} ranks each, with all of the ranks {[*data]}")
+    if together != [*data]:
+        ordered = group_of(together, timeout)
+        group.leave()
+        group = ordered
+    for each, part in zip(experts, parts):
+        setattr(each, ATTRIBUTE, replace(part, among_data=len(ranks)))
+    return group, group_of(together[ranks.index(torch.distributed.get_rank()) :: len(ranks)], timeout)
 
 
 def ranks_of(mesh: Any) -> tuple[list[int] | None, list[int] | None]:

@@ -60,6 +60,9 @@ struct Unit {
   DType dtype = DType::bf16;  // u8: opaque bytes, all of them frozen, which no collective encodes
   std::vector<Tensor> tensors{};
   std::vector<Tie> ties{};
+  // So many neighbouring ranks have other parts of the unit, such as experts, each with tensors of these shapes. Ranks with the same
+  // part sum their gradients and share its state. The norm includes all parts, and sums are averaged as those of other units.
+  std::size_t parts = 1;
 };
 
 struct Model {
@@ -72,6 +75,9 @@ struct Model {
   TensorId tied(std::string name, TensorId owner);
   std::size_t group(std::string_view name);  // its number; a new name gets the next one
 };
+
+// Returns the largest number of parts of a unit.
+std::size_t parts_of(const Model& model);
 
 // Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes,
 // blocks that are not all rows of a matrix.

@@ -18,6 +18,7 @@ from ballast.formats import units_ahead
 from ballast.torch.gpu import GPU, gpu_of_tensors
 from ballast.torch.memory import BYTES, DTYPES, tensor_of
 from ballast.torch.parameters.managed_parameter import has_foreign_class, is_opaque, kind_of
+from ballast.torch.parts import parts_among_data
 
 # Large enough that the fixed cost of a unit is small, and small enough that the first unit is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20
@@ -39,6 +40,10 @@ class UnitParameter:
     is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
     unit: int = 0
     tensor: int = 0  # number in the unit
+
+    @property
+    def parts(self) -> int:
+        return parts_among_data(self.parameter)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,6 +72,11 @@ class ParameterUnit:
     block: int | None = None  # in stage 3: units of several formats that one block has, or modules with the same parameters
 
     @property
+    def parts(self) -> int:
+        """The ranks with other data that have other parts of the unit."""
+        return self.members[0].parts
+
+    @property
     def elements(self) -> int:
         return sum(member.elements for member in self.members)
 
@@ -76,13 +86,13 @@ class ParameterUnit:
 
 
 def units_of(members: Iterable[UnitParameter]) -> list[ParameterUnit]:
-    """Return units in the order of declaration, each of one number format."""
+    """Return units in the order of declaration, each of one number format and one number of parts."""
     units: list[ParameterUnit] = []
-    open_units: dict[torch.dtype, ParameterUnit] = {}
+    open_units: dict[tuple[torch.dtype, int], ParameterUnit] = {}
     for member in members:
-        unit = open_units.get(member.dtype)
+        unit = open_units.get((member.dtype, member.parts))
         if unit is None or unit.elements + member.elements > UNIT_ELEMENTS:
-            unit = open_units[member.dtype] = ParameterUnit(member.dtype)
+            unit = open_units[member.dtype, member.parts] = ParameterUnit(member.dtype)
             units.append(unit)
         unit.members.append(member)
     return numbered(units)
@@ -173,6 +183,7 @@ def model_of(units: Sequence[ParameterUnit]) -> _core.Model:
                     )
                     for member in unit.members
                 ],
+                parts=unit.parts,
             )
             for name, unit in zip(unit_names(units), units)
         ]
@@ -293,7 +304,7 @@ def units_of_modules(model: torch.nn.Module, members: Sequence[UnitParameter], k
     for module in [*blocks, *(each for each in model.modules())]:
         own = module.parameters() if module in blocks else module.parameters(recurse=False)
         _add([by_id[id(parameter)] for parameter in own if id(parameter) in by_id], owners, merged)
-    units = [unit for block, group in enumerate(merged) for unit in _by_dtype(group, block)]
+    units = [unit for block, group in enumerate(merged) for unit in _by_kind(group, block)]
     position = {id(member): number for number, member in enumerate(members)}
     units.sort(key=lambda unit: position[id(unit.members[0])])
     return numbered(units)
@@ -315,10 +326,10 @@ def _add(members: list[UnitParameter], owners: dict[int, int], merged: list[list
         owners[id(member.parameter)] = target
 
 
-def _by_dtype(members: list[UnitParameter], block: int) -> list[ParameterUnit]:
-    units: dict[torch.dtype, ParameterUnit] = {}
+def _by_kind(members: list[UnitParameter], block: int) -> list[ParameterUnit]:
+    units: dict[tuple[torch.dtype, int], ParameterUnit] = {}
     for member in members:
-        units.setdefault(member.dtype, ParameterUnit(member.dtype, block=block)).members.append(member)
+        units.setdefault((member.dtype, member.parts), ParameterUnit(member.dtype, block=block)).members.append(member)
     return list(units.values())
 
 

@@ -102,16 +102,17 @@ def refuse_lost_writes(names: Sequence[str]) -> NoReturn:
 
 
 def require_same_values(group: Group, members: Collection[UnitParameter], what: str) -> None:
-    """Refuse parameters that are not the same on all ranks, which call this together."""
+    """Refuse parameters that are not the same on all ranks that have the same part of them. All ranks call this together."""
     if group.size == 1 or not members:
         return
     by_rank = from_all_ranks(group, [fingerprint(member.parameter) for member in members])
-    for member, (first, *others) in zip(members, zip(*by_rank)):
-        differ = [str(rank) for rank, other in enumerate(others, start=1) if other != first]
+    for member, found in zip(members, zip(*by_rank)):
+        differ = [rank for rank, each in enumerate(found) if each != found[rank % member.parts]]
         if differ:
+            ranks, first = ", ".join(map(str, differ)), differ[0] % member.parts
             refuse(
                 f"{what}: ranks hold different values",
-                where=f"parameter {member.name}; rank {', '.join(differ)} differs from rank 0",
+                where=f"parameter {member.name}; rank {ranks} differs from rank {first}",
                 needed="the same values, written on all ranks",
                 remedy="Write them on every rank, or send one rank's to the others: torch.distributed.broadcast().",
             )

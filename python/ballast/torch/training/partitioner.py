@@ -411,7 +411,7 @@ class StateMigration:
         moments: Sequence[tuple[_core.Moment, str]] = (),
         owner: DeferredParameters | None = None,
     ):
-        self._sharing = None if partition is None else partition.sharing
+        self._groups = None if partition is None or partition.sharing is None else partition.groups
         self._names = dict(moments)
         self._owner = owner
         self._is_lost = False
@@ -556,7 +556,7 @@ class StateMigration:
         each byte is exact."""
         mine = torch.full((taken.elements,), -0.0, dtype=torch.float32, device="cpu")
         mine[taken.first : taken.first + taken.count] = taken.values[kind]
-        total = sum_in_fp32(self._sharing, mine)
+        total = sum_in_fp32(None if self._groups is None else self._groups.sharing(taken.parameter), mine)
         return total.to(BYTES) if taken.is_opaque else total
 
     # --- Between two partitions ---

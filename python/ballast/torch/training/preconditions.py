@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -68,8 +68,11 @@ def require_no_scripted(model: torch.nn.Module, what: str, needed: str) -> None:
         refuse(f"cannot {what}: {why}", where=f"module {name}", needed=needed)
 
 
-def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
-    """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together.
+def begin_with_same_values(
+    group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor], sharing: Callable[[torch.Tensor], Group]
+) -> None:
+    """Copy rank 0's parameters and buffers to all ranks, trained or not, and those of the first rank with a part of a parameter
+    to the ranks with the same part, which `sharing` says. All ranks call it together.
 
     Parameters of another library's class must be the same on all ranks already: scales, which are not in the parameter, may
     belong to its values.
@@ -83,7 +86,9 @@ def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: It
     foreign = [UnitParameter(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]
     require_same_values(group, foreign, "cannot wrap the optimizer")
     foreign_ids = {id(member.parameter) for member in foreign}
-    broadcast_initial_values(group, (each for each in there if id(each) not in foreign_ids))
+    for each in there:
+        if id(each) not in foreign_ids:
+            broadcast_initial_values(sharing(each), [each])
 
 
 def tell_of_own_values(rank: int, ranks: int, model: torch.nn.Module | None) -> None:

@@ -57,7 +57,7 @@ class ShardedState:
         make_memory: Callable[[_core.Training, list[ParameterUnit]], ParameterMemory],
     ):
         self.units = units
-        self.ranks = ranks.data_group
+        self.groups, self.ranks = ranks, ranks.data_group
         self.all_members = [member for unit in units for member in unit.members]
         self.members = [member for unit in units for member in unit.trained]
         self._index = {id(member.parameter): number for number, member in enumerate(self.members)}
