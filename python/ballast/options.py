@@ -141,6 +141,9 @@ class MachineOptions:
         "tokens that attend to each other; at most `tokens`. None: 4096, or the most that the model takes",
         _count("sequence"),
     )
+    expert_parallel: Option[int, int] = Option(
+        1, "ranks with other data that divide the experts of each layer, and exchange tokens for them", _count("ranks")
+    )
     micro_steps: Option[int, int] = Option(1, "backward passes of one step", _count("micro_steps"), core="micro_steps")
     layer_major: Option[bool, bool] = Option(
         False, "all micro-steps go through a layer before the next one: a trainer in C++ can", core="layer_major"

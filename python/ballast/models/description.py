@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ballast import _core
@@ -154,6 +154,62 @@ class Description:
     def active_parameters(self) -> int:
         """The parameters that a token passes through."""
         return self.parameters - self.inactive
+
+
+def holds_experts(name: str) -> bool:
+    """Return whether a parameter with this name belongs to the experts among which a router chooses.
+
+    >>> holds_experts("layers.0.mlp.experts.down_proj"), holds_experts("layers.0.mlp.shared_experts.up_proj.weight")
+    (True, False)
+    """
+    return "experts" in name.split(".")[:-1]
+
+
+def with_divided_experts(description: Description, ranks: int) -> Description:
+    """Return the description of a rank's part where so many ranks divide the experts of each unit, as units of their own.
+
+    >>> described = from_shapes({"h.0": {"q": (4, 4), "mlp.experts.up": (8, 2, 4)}})
+    >>> divided = with_divided_experts(described, 4)
+    >>> [(unit.name, unit.parts, unit.tensors[0].shape) for unit in divided.model.units]
+    [('h.0', 1, [4, 4]), ('h.0.experts', 4, [2, 2, 4])]
+    >>> [*divided.flops] == [2 * 16, 2 * 64]
+    True
+    """
+    units = description.model.units
+    rest = [[i for i, each in enumerate(unit.tensors) if not holds_experts(each.name)] for unit in units]
+    experts = [[each for each in unit.tensors if holds_experts(each.name)] for unit in units]
+    _require_divisible(description.name, [each for of_unit in experts for each in of_unit], ranks)
+    held = sum(each.elements for of_unit in experts for each in of_unit)
+    active = 1.0 - description.inactive / held
+    places = [number + sum(map(bool, experts[:number])) for number in range(len(units))]
+    made: list[tuple[_core.Unit, float, float, Attention]] = []
+    for number, (unit, own) in enumerate(zip(units, experts)):
+        tensors, ties = unit.tensors, [(tie, rest[tie.unit].index(tie.tensor)) for tie in unit.ties]
+        moved = [_core.Tie(tie.name, unit=places[tie.unit], tensor=tensor) for tie, tensor in ties]
+        dense = _core.Unit(unit.name, dtype=unit.dtype, tensors=[tensors[each] for each in rest[number]], ties=moved)
+        flops, frozen = (active * sum(matrix_flops(each.shape) for each in of) for of in (own, [e for e in own if e.frozen]))
+        attention = description.attention[number] if description.attention else Attention(0.0)
+        without = description.frozen_flops[number] if description.frozen_flops else 0.0
+        made.append((dense, description.flops[number] - flops, without - frozen, attention))
+        if own:
+            local = [_core.Tensor(each.name, [each.shape[0] // ranks, *each.shape[1:]], frozen=each.frozen) for each in own]
+            part = _core.Unit(f"{unit.name}.experts", dtype=unit.dtype, tensors=local, parts=ranks)
+            made.append((part, flops, frozen, Attention(0.0)))
+    parts, all_flops, all_frozen, all_attention = zip(*made)
+    model = _core.Model([*parts])
+    return replace(description, model=model, flops=all_flops, frozen_flops=all_frozen, attention=all_attention)
+
+
+def _require_divisible(where: str, experts: Sequence[_core.Tensor], ranks: int) -> None:
+    if not experts:
+        refuse("cannot divide experts among ranks: the model has none", where=where, needed="a mixture of experts")
+    for each in experts:
+        if each.name.split(".")[-2] != "experts" or each.shape[0] % ranks:
+            refuse(
+                f"cannot divide experts among {ranks} ranks",
+                where=f"{where}, {each.name} of shape {each.shape}",
+                needed="all experts of a layer in one tensor, as transformers has them, and a number that the ranks can divide",
+            )
 
 
 def longest_sequence(sizes: Mapping[str, object]) -> int | None:
@@ -334,8 +390,9 @@ def is_hidden_matrix(unit: _core.Unit, tensor: _core.Tensor) -> bool:
 
 
 def is_block(unit: _core.Unit) -> bool:
-    """Return whether a unit is a repeated block, whose name ends with a number. Embeddings and heads are outside."""
-    return unit.name.split(".")[-1].isdigit()
+    """Return whether a unit is a repeated block, whose name ends with a number, or the experts of one. Embeddings and heads are
+    outside."""
+    return unit.parts > 1 or unit.name.split(".")[-1].isdigit()
 
 
 def _part(
@@ -351,5 +408,6 @@ def _part(
             for tie in unit.ties
             if tie.tensor in kept[tie.unit]
         ]
-        units.append(_core.Unit(unit.name, dtype=unit.dtype, tensors=[unit.tensors[each] for each in tensors], ties=ties))
+        own = [unit.tensors[each] for each in tensors]
+        units.append(_core.Unit(unit.name, dtype=unit.dtype, tensors=own, ties=ties, parts=unit.parts))
     return Part(_core.Model(units), places) if units else None

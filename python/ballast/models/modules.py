@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.models.description import Description, dtype_named, matrix_flops
+from ballast.models.description import Description, dtype_named, holds_experts, matrix_flops
 
 if TYPE_CHECKING:
     import torch
@@ -49,15 +49,6 @@ def experts_of(config: Any) -> Experts | None:
         return None
     shared = first_size(text, ("shared_expert_intermediate_size",)) or width * (first_size(text, ("n_shared_experts",)) or 0)
     return Experts(count, chosen, width, shared)
-
-
-def holds_experts(name: str) -> bool:
-    """Return whether a parameter with this name belongs to the experts among which a router chooses.
-
-    >>> holds_experts("layers.0.mlp.experts.down_proj"), holds_experts("layers.0.mlp.shared_experts.up_proj.weight")
-    (True, False)
-    """
-    return "experts" in name.split(".")[:-1]
 
 
 def first_size(config: Any, names: tuple[str, ...]) -> int | None:

@@ -23,6 +23,7 @@ from ballast.models.description import (
     bytes_of_element,
     divide,
     is_block,
+    with_divided_experts,
 )
 from ballast.options import Options, TreatedActivations
 from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
@@ -105,6 +106,8 @@ def by_tier(sizes: Mapping[str, int]) -> str:
 def question_of(description: Description, options: Options, budget: Mapping[str, int], *, tile: int = 0) -> _core.Question:
     """Return the question, with at most this many elements in a tile (0: as the library chooses). With Muon, it is that of the
     matrices, and AdamW has the other parameters in a step that comes after theirs."""
+    if options.expert_parallel > 1:
+        description = with_divided_experts(description, options.expert_parallel)
     divided = _divided(description) if options.optimizer == MUON else None
     work = _work(description, options)
     places = divided.matrices.places if divided else range(len(work))
@@ -314,7 +317,17 @@ class PlanRequest:
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
-        copied = ("ranks", "optimizer", "prefetch", "keep_gathered", "outer", "tokens", "micro_steps", "headroom")
+        copied = (
+            "ranks",
+            "expert_parallel",
+            "optimizer",
+            "prefetch",
+            "keep_gathered",
+            "outer",
+            "tokens",
+            "micro_steps",
+            "headroom",
+        )
         entries = choice.ledger if ledger is None else ledger
         exchange = self._exchange(placement)
         return Plan(
@@ -391,6 +404,8 @@ class PlanRequest:
         if self.description.scripted is not None:
             module = f"torch.jit has module {self.description.scripted}"
             notes.append(f"{module}, which cannot wait for its parameters: a step returns when all are updated, below stage 3")
+        if self.options.expert_parallel > 1:
+            notes.append("the exchange of tokens between ranks with other experts is not counted")
         if self.activations["device"] == self.description.resident:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         units = zip(self.description.flops, self.description.model.units)
@@ -426,6 +441,8 @@ def _described(options: Options, model: ModelLike) -> PlanRequest:
     _require_one_budget(options)
     if options.resumable:
         _require_state_on_drives(options)
+    if options.expert_parallel > 1:
+        _require_shared_experts(options)
     if options.optimizer == MUON and options.outer is not None:
         refuse("outer= exchanges the parameters of one optimizer", needed="one optimizer for all parameters")
     description = describe(model, dtype=options.dtype or ("bf16" if options.base_format else None))
@@ -433,6 +450,19 @@ def _described(options: Options, model: ModelLike) -> PlanRequest:
         description = with_adapters(description, options.lora, options.base_format)
     _require_counted_time(options, description)
     return request_of(options if description.scripted is None else _for_scripted(options, description.scripted), description)
+
+
+def _require_shared_experts(options: Options) -> None:
+    """Refuse what wrap() refuses where ranks with other data divide experts."""
+    why, needed = "", "stage 1, 2 or 3"
+    if options.stage == 0:
+        why = "in stage 0 each rank keeps the state of all parameters"
+    elif options.ranks % options.expert_parallel:
+        why, needed = f"{options.ranks} ranks are no multiple of them", "a number that the ranks can be divided by"
+    elif options.resumable or options.outer is not None or options.parameter_replicas > 1:
+        why, needed = "a run, an outer optimizer and copies of parameters need the same ones on all ranks", "none of these"
+    if why:
+        refuse(f"cannot divide experts among {options.expert_parallel} ranks: {why}", needed=needed)
 
 
 def _for_scripted(options: Options, module: str) -> Options:
@@ -563,7 +593,7 @@ def stages(options: Options) -> tuple[int, ...]:
         return (3,)
     tiers = {} if options.chooses_tiers else tiers_by_kind(options.offload)
     if options.parameter_replicas == 1 and spread_of(tiers.get("parameters", "device")) == _core.Spread(device=1.0):
-        return options.wire.stages(STAGES, options.ranks_of_host)
+        return options.wire.stages(STAGES if options.expert_parallel == 1 else STAGES[1:], options.ranks_of_host)
     return (3,)  # below stage 3 each rank keeps all parameters, on the device
 
 

@@ -94,6 +94,7 @@ class Plan:
     activation_tier: str = "device"  # the tier of activations until backward
     optimizer: str = "adamw"
     replicas: int = 1  # copies of the parameters
+    expert_parallel: int = 1  # ranks that divide the experts of each layer
     prefetch: int = 1  # units that are gathered ahead in stage 3
     keep_gathered: bool | int | None = None  # whether parameters stay from forward to backward in stage 3, or bytes of them
     outer: DiLoCo | None = None  # hosts train on their own
@@ -261,6 +262,7 @@ class Plan:
         gpus = on_cpus if self.rank_device == "CPU" else f"{self.ranks} x {self.gpu.upper()}"
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
         how += f"; {self.replicas} copies of the parameters" if self.replicas > 1 else ""
+        how += f"; {self.expert_parallel} ranks divide the experts of each layer" if self.expert_parallel > 1 else ""
         how += f"; hosts exchange parameters every {self.outer.every} steps" if self.outer else ""
         return [
             f"fits: {'yes' if self.fits else 'no'}",
