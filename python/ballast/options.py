@@ -142,7 +142,7 @@ class MachineOptions:
         _count("sequence"),
     )
     expert_parallel: Option[int, int] = Option(
-        1, "ranks with other data that divide the experts of each layer, and exchange tokens for them", _count("ranks")
+        1, "ranks that divide the experts of each layer, and exchange tokens for them", _count("ranks")
     )
     micro_steps: Option[int, int] = Option(1, "backward passes of one step", _count("micro_steps"), core="micro_steps")
     layer_major: Option[bool, bool] = Option(

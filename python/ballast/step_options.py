@@ -140,8 +140,7 @@ class StepOptions:
     )
     gradient_format: Option[GradientFormats, tuple[str, ...]] = Option(
         "fp32",
-        '"fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters, which are summed in fp32, until the '
-        'update. Both, or "auto": chooses as with `state_format`',
+        '"fp32" or "bf16", of reduced gradients of bfloat16 parameters; both, or "auto": as `state_format`',
         read_gradient_formats,
         core="gradient_format",
         to_core=lambda formats: _core.GradientFormat[formats[0]],

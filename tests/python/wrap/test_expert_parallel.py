@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as collectives
 from ballast.torch.parts import part_of
+from python.wrap.support.frameworks import as_launched
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -243,6 +244,29 @@ def test_models_of_transformers_divide_their_experts(tmp_path):
             assert has_names
 
 
+def with_the_same_data(rank: int, folder: str) -> tuple[list[float], list[float]]:
+    """Return the losses of one rank, and those where both ranks have the same data, sharded matrices and other experts."""
+    as_launched(rank)
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    plain = transformers.MixtralForCausalLM.from_pretrained(folder)
+    expected = losses_of(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 1, 0)
+    both = DistributedConfig(tp_size=2, tp_plan="auto", ep_size=2)
+    model = transformers.MixtralForCausalLM.from_pretrained(folder, distributed_config=both)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, mesh=model._device_mesh)
+    return expected, losses_of(model, optimizer, 1, 0)
+
+
+def test_ranks_with_the_same_data_divide_experts_too(tmp_path):
+    pytest.importorskip("transformers")
+    from python.wrap.test_hub_names import model_of
+
+    model_of("Mixtral").save_pretrained(tmp_path)
+    for expected, losses in run_ranks(2, with_the_same_data, str(tmp_path), imported=FRAMEWORKS):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
 # --- What is refused ---
 
 
@@ -263,8 +287,8 @@ def refusals(rank: int) -> dict[str, str]:
     found["stage 0"] = refused(stage=0)
     found["copies"] = refused(stage=3, replicas=2)
     found["run"] = refused(stage=3, run="r", offload={"state": "nvme:."})
-    adafactor = torch.optim.Adafactor(trained(model))
-    found["own step"] = message_of(lambda: ballast.wrap(adafactor, model, stage=2))
+    own_step = torch.optim.RMSprop(trained(model))
+    found["own step"] = message_of(lambda: ballast.wrap(own_step, model, stage=2))
     assert isinstance(model.blocks[0].experts.up, DTensor) and type(model.blocks[0].experts) is Experts
 
     def with_meshes(*meshes: Any, experts: int = 8) -> str:
@@ -290,7 +314,7 @@ def test_experts_that_cannot_be_divided_are_named():
         "stage 0": "in one copy(.|\n)*experts of shape(.|\n)*stage 1, 2 or 3",
         "copies": "in one copy(.|\n)*replicas=1",
         "run": "cannot train DTensors with run=",
-        "own step": "cannot train experts with Adafactor",
+        "own step": "cannot train experts with RMSprop",
         "several meshes": "one mesh of one dimension",
         "two dimensions": "one mesh of one dimension",
         "uneven": "a number of experts that its ranks can divide",

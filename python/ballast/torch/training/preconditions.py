@@ -69,7 +69,10 @@ def require_no_scripted(model: torch.nn.Module, what: str, needed: str) -> None:
 
 
 def begin_with_same_values(
-    group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor], sharing: Callable[[torch.Tensor], Group]
+    group: Group,
+    model: torch.nn.Module | None,
+    mine: Iterable[torch.Tensor],
+    sharing: Callable[[torch.Tensor], Group] | None = None,
 ) -> None:
     """Copy rank 0's parameters and buffers to all ranks, trained or not, and those of the first rank with a part of a parameter
     to the ranks with the same part, which `sharing` says. All ranks call it together.
@@ -88,7 +91,7 @@ def begin_with_same_values(
     foreign_ids = {id(member.parameter) for member in foreign}
     for each in there:
         if id(each) not in foreign_ids:
-            broadcast_initial_values(sharing(each), [each])
+            broadcast_initial_values(group if sharing is None else sharing(each), [each])
 
 
 def tell_of_own_values(rank: int, ranks: int, model: torch.nn.Module | None) -> None:

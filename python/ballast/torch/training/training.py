@@ -123,8 +123,7 @@ class Training:
         lacks_values, are_full = self._lacks_values(), self.options.keeps_full_parameters
         self._hooks.watch_calls(model, with_modules=lacks_values or not are_full)
         if self.outer is not None and self.group.rank == 0:
-            hosts = self.outer.hosts.group
-            preconditions.begin_with_same_values(hosts, model, mine, lambda _: hosts)
+            preconditions.begin_with_same_values(self.outer.hosts.group, model, mine)
         if are_full and not lacks_values:
             self._hooks.leave_graphs_whole()  # torch has all parameters
         preconditions.begin_with_same_values(self.group, model, mine, self.ranks.sharing)
