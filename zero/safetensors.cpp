@@ -74,7 +74,7 @@ bool converts(const Format& from, DType to) {
 
 // The names of all tensors in files, by unit.
 std::vector<std::vector<std::string>> names_in_files(const Model& model) {
-  std::vector<std::vector<std::string>> names = names_in_runs(model);
+  std::vector<std::vector<std::string>> names = names_of_whole_units(model);
   std::set<std::string> all;
   for (const std::vector<std::string>& of_unit : names) {
     for (const std::string& name : of_unit) {

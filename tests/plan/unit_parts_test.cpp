@@ -6,6 +6,7 @@
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/verify.h"
 #include "zero/plan/collective_memory.h"
+#include "zero/plan/description.h"
 #include "zero/plan/layout.h"
 #include "zero/plan/program_cost.h"
 
@@ -91,4 +92,9 @@ TEST_CASE("parts that ranks cannot share are refused") {
   setup.model.units[0].parts = 2;
   setup.orthogonalization_steps = 5;
   CHECK_THROWS_WITH(plan_of(setup), Contains("a rule of whole matrices"));
+}
+
+TEST_CASE("tensors of units with several parts have no names in files") {
+  CHECK_THROWS_WITH(names_of_whole_units(setup_with_parts(3, 4, 2).model), Contains("B1005") && Contains("unit h."));
+  CHECK(names_of_whole_units(plain_model(2)).size() == 2);
 }

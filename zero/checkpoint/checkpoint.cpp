@@ -51,7 +51,7 @@ class Attempt {
 
 // A training as its checkpoints name it.
 struct NamedState {
-  explicit NamedState(const CompiledPlan& of) : plan(of), names(names_in_runs(of.model())) {}
+  explicit NamedState(const CompiledPlan& of) : plan(of), names(names_of_whole_units(of.model())) {}
 
   const std::string& name(const StatePart& part) const { return names[part.unit][part.tensor]; }
   std::size_t own_values() const { return plan.names().own_values; }

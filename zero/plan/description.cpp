@@ -237,6 +237,16 @@ std::optional<optim::StateNames> names_of_rule(std::string_view described) {
   return {};
 }
 
+std::vector<std::vector<std::string>> names_of_whole_units(const Model& model) {
+  const auto unit = std::ranges::find_if(model.units, [](const Unit& each) { return each.parts > 1; });
+  require(unit == model.units.end(), Code::unsupported, [&] {
+    return Problem{.what = "cannot save or load parts of a unit, such as experts: their tensors have the same names",
+                   .where = "unit " + unit->name,
+                   .needed = "files of the trainer's own; from Python, ballast.save() has names of all parts"};
+  });
+  return names_in_runs(model);
+}
+
 std::vector<std::vector<std::string>> names_in_runs(const Model& model) {
   std::map<std::string_view, std::size_t> times;
   for (const Unit& unit : model.units) {

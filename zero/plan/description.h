@@ -46,6 +46,8 @@ std::optional<Described> read_description(std::span<const std::string> lines);
 // A name for each tensor, by unit, that is the same for any number of ranks and in any units: its own if no other tensor of
 // the model has it, else that of its unit and its own.
 std::vector<std::vector<std::string>> names_in_runs(const Model& model);
+// The same. Throws B1005 if ranks have other parts of a unit, whose tensors would share names in the files of all ranks.
+std::vector<std::vector<std::string>> names_of_whole_units(const Model& model);
 
 // The first fact in which a training differs from one whose records it adopts, of each: their rules, or the names and shapes
 // of their parameters. Frozen ones count if both have some: below stage 3 a training need not know them. Ranks, stage, formats
