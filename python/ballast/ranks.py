@@ -21,6 +21,7 @@ from ballast.errors import Error
 from ballast.store import Store
 
 T = TypeVar("T")
+FILE_CALL = "B3201"
 
 
 class Group:
@@ -241,11 +242,12 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     with together.attempt():
         if group.rank == 0:
             mine.append(do())
-    answer: tuple[list[T], Error | None] = mine, together.error if isinstance(together.error, Error) else None
-    found, error = from_all_ranks(group, answer)[0]
-    del answer
+    failed = together.error
+    of_all = failed if isinstance(failed, Error) and failed.code != FILE_CALL else None  # a drive fails on rank 0 alone
+    found, error = from_all_ranks(group, (mine, of_all))[0]
+    del failed, of_all
     if error is None:
-        together.settle()  # an error of another type is raised on rank 0, and other ranks name it
+        together.settle()  # another error is raised on rank 0, and other ranks name it
         result: T = found[0]
         return result
     together.error = None

@@ -76,6 +76,19 @@ TEST_CASE("ranks on different drives take no turns, and those that have left are
   other.join();
 }
 
+TEST_CASE("a rank that fails while it waits for its round waits no longer") {
+  const NoEndOfPatience lasting;
+  const TemporaryDirectory drive;
+  auto ranks = thread_ranks(2);
+  std::unique_ptr<DrivePeers> idle;
+  std::thread other([&] { idle = std::make_unique<DrivePeers>(*ranks[1], drive.path(), records); });
+  DrivePeers mine(*ranks[0], drive.path(), records);
+  other.join();
+  std::thread waits([&] { move_records(mine, records); });
+  mine.leave();
+  waits.join();
+}
+
 TEST_CASE("a rank that is killed or stands still does not hold up those that share its drive") {
   const int signal = GENERATE(SIGKILL, SIGSTOP);
   CAPTURE(signal);

@@ -20,12 +20,12 @@ NOT_RUN = {
     "guides/fit-a-model.md": 2,  # measures for minutes
     "guides/clusters.md": 5,  # Slurm and several machines
     "guides/kubernetes.md": 2,  # a cluster; tests/python/wrap/test_kubernetes.py runs its program
-    "guides/frameworks.md": 5,  # TRL, Ray, Megatron, DTensors, context parallelism: tests/python/wrap has tests of these
+    "guides/frameworks.md": 7,  # TRL, Ray, Megatron, DTensors, experts, parts of sequences: tests/python/wrap has tests
     "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
     "guides/nvme.md": 1,  # depends on the drive
-    "guides/serving.md": 2,  # vLLM, and a group of ranks
+    "guides/serving.md": 3,  # vLLM, TRL, and a group of ranks
     "guides/slow-links.md": 1,  # needs two machines
     "reference/cpp.md": 3,  # compilation
 }

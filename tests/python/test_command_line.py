@@ -61,7 +61,7 @@ def test_a_program_is_printed(run):
     ("words", "offered"),
     [
         (["plan", "gpt2", "--rank", "2"], "--ranks"),
-        (["plan", "gpt2", "--format", "compact"], "--state-format"),
+        (["plan", "gpt2", "--state-fmt", "compact"], "--state-format"),
         (["plan", "gpt2", "--drives", "1TiB"], "--drive-space"),
         (["plan", "gpt3"], "gpt2"),
         (["plan", "gpt2", "--gpu", "h1000"], "h100"),

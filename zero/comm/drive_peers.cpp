@@ -52,10 +52,11 @@ void DrivePeers::begin_record(std::size_t lane) {
 }
 
 void DrivePeers::wait_for(Peer& peer, std::size_t lane, std::uint64_t mine) const {
-  const std::atomic<std::uint64_t>& theirs = begun(peer.memory)[lane];
+  const std::atomic<std::uint64_t>&theirs = begun(peer.memory)[lane], &own = begun(memory_)[lane];
   const auto is_near = [&](std::uint64_t at) { return at >= mine - std::min(mine, round_ / 4); };
   const auto end = std::chrono::steady_clock::now() + patience;
   for (std::uint64_t at = theirs.load(); !is_near(at) && at != peer.given_up[lane]; at = theirs.load()) {
+    if (own == has_left) return;  // another lane of this rank has failed meanwhile
     if (std::chrono::steady_clock::now() > end || SharedMemory::is_gone(peer.invitation)) peer.given_up[lane] = at;
     std::this_thread::sleep_for(pause);
   }
