@@ -21,6 +21,7 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_compiled.py",
     "test_emulated_gpu.py",
     "test_emulated_gpus.py",
+    "test_emulated_order.py",
     "test_examples.py",
     "test_faults.py",
     "test_gather_writes.py",
