@@ -22,6 +22,15 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 
 
+@pytest.fixture(autouse=True)
+def _no_safe_globals():
+    """Let torch.load() trust nothing that other tests' libraries have registered, as megatron.core does."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    yield
+    torch.serialization.add_safe_globals(before)
+
+
 class Calls:
     """An object whose unpickling calls a function."""
 
