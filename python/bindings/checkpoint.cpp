@@ -244,7 +244,7 @@ void bind_manifest(py::module_& module) {
       .def_readonly("groups", &SavedOptimizer::groups)
       .def_readonly("own_step", &SavedOptimizer::own_step, "Its own step makes the updates, with state of its own.")
       .def_readonly("outer_identity", &SavedOptimizer::outer_identity);
-  py::class_<SavedCheckpoint>(module, "SavedCheckpoint", "What a manifest says.")
+  py::class_<SavedCheckpoint>(module, "SavedCheckpoint", "The content of a manifest.")
       .def(py::init([](std::string folder, std::size_t ranks, std::vector<SavedOptimizer> optimizers,
                        SavedTensors tensors, std::string converted_from) {
              return SavedCheckpoint{std::move(folder), ranks, std::move(optimizers), std::move(tensors),
@@ -284,7 +284,7 @@ void bind_manifest_files(py::module_& module) {
         const py::gil_scoped_release released;
         return parse_manifest(text, where);
       },
-      py::arg("manifest"), py::arg("where"), "What a manifest says, without what is in the files that it names.");
+      py::arg("manifest"), py::arg("where"), "The content of a manifest. The files that it names are not read.");
   module.def(
       "parse_checkpoint",
       [](const std::string& directory, const py::bytes& manifest) {

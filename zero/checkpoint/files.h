@@ -92,7 +92,7 @@ inline constexpr const char* manifest_name = "checkpoint.json";
 
 // The text of a directory's manifest, which names the current checkpoint; none if there is none.
 std::optional<std::string> read_manifest(const std::filesystem::path& directory);
-// What a manifest says: without the pieces, the files and the extras, which are in the files that it names.
+// The content of a manifest. The pieces and the extras are left out, because they are in the files that it names.
 SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file);
 // The text of a rank's index, in the folder that the manifest names.
 using ReadIndex = std::function<std::string(const std::filesystem::path& folder, std::size_t rank)>;

@@ -131,7 +131,8 @@ class SharedMemoryTransport : public ProcessTransport {
     chunk.bytes() <= buffer_bytes_ ? exchange_buffered(chunk, receive) : exchange_in_place(chunk, receive);
   }
 
-  // With a stream, copies what ranks keep to its GPU. Each begins with its own, so that they read different memory.
+  // A group with a stream copies what its ranks keep to this rank's GPU. Each rank begins with its own part, so that the ranks read
+  // different memory at a time.
   bool all_gather(const Sent& mine, std::span<std::byte> all) override {
     if (!stream_) return false;
     error_.check();

@@ -27,7 +27,7 @@ struct Mesh {
   std::unique_ptr<Communicator>
       upload;  // as `gather`, from host memory that the ranks share; null: none of it passes there
   std::unique_ptr<Communicator> host;  // as `reduce`, likewise
-  // As gather and reduce, over the ranks with the same part of units that have several. Null: no unit has.
+  // The ranks with the same part of units that have several, for the lanes of `gather` and `reduce`. Null: no unit has several.
   std::unique_ptr<Communicator> gather_part;
   std::unique_ptr<Communicator> reduce_part;
   Communicator* norm = nullptr;  // over ranks with other parts of the model; belongs to the mesh's owner

@@ -48,8 +48,8 @@ inline bool shares_host(const CompileInput& input, std::size_t unit) {
          input.model.units[unit].parts == 1 && (shards - 1) * input.rates.shared > shards * input.rates.peers;
 }
 
-// Whether each device copies a unit's parameters of all ranks from the host, in place of its own shard that the devices then gather
-// from each other.
+// Whether each device copies the parameters of all ranks from the host. Otherwise it copies its own shard, and the devices gather
+// shards from each other.
 inline bool gathers_from_host(const CompileInput& input, const UnitResidence& at, std::size_t unit) {
   return shares_host(input, unit) && at.parameters == Tier::host && !input.gathers_codes(unit);
 }

@@ -45,7 +45,7 @@ bool done_in_order(Lane lane);  // whether an operation's end implies the end of
 // The ranks of a collective: those that have the shards of one copy, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };
 
-// Of a unit with several parts, the shards of one copy are those of one part.
+// The shards of one copy of a unit with several parts are those of one part.
 inline std::size_t count_of(Ranks ranks, const Placement& placement, std::size_t parts = 1) {
   return ranks == Ranks::shard_group ? placement.ranks_per_group() / parts : placement.groups();
 }

@@ -132,7 +132,7 @@ def read_text(directory: Path) -> bytes:
 
 
 def outline(directory: Path) -> _core.SavedCheckpoint | None:
-    """Return what the manifest says, without what is in the files that it names: None where there is none. Raise an error where
+    """Return the content of the manifest; None where there is none. The files that it names are not read. Raise an error where
     it cannot be read."""
     text = _core.read_manifest(str(directory))
     return None if text is None else _core.parse_manifest(text, str(directory / MANIFEST))

@@ -120,7 +120,7 @@ def _allocate(number: int, size: int) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.ftruncate(number, 0)  # what was allocated is not missing
+        os.ftruncate(number, 0)  # frees what was allocated, so that the space below is right
         found = os.statvfs(SHARED)
         fail(
             "host_memory",
