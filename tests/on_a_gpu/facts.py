@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from on_a_gpu.findings import figures_line
+from on_a_gpu.host import memory_of_kernel
 from on_a_gpu.machine import ROOT, Machine
 
 GPU_FIELDS = (
@@ -39,9 +41,7 @@ def gibibytes(count: float) -> str:
 
 
 def memory() -> str:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    size = {name: int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable")}
-    return f"{gibibytes(size['MemAvailable'])} available of {gibibytes(size['MemTotal'])}"
+    return f"{gibibytes(memory_of_kernel('MemAvailable'))} available of {gibibytes(memory_of_kernel('MemTotal'))}"
 
 
 def locked_memory() -> str:
@@ -105,13 +105,19 @@ def facts(machine: Machine) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "system", lambda: f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {platform.release()}, {os.uname().machine}"
 
 
+PUBLISHED = ("nvidia-smi", "torch", "cores", "memory", "system")  # what a reader of the figures needs
+
+
 def main() -> None:
+    found = {}
     for name, find in facts(Machine(ROOT / "build" / "on_a_gpu")):
         try:
             value = find()
         except Exception as error:  # the other facts are still of use
             value = f"failed: {error!r}"
         print(f"== {name}: {value}", flush=True)
+        found[name] = value
+    print(figures_line("machine", {name: found[name] for name in PUBLISHED}))
 
 
 if __name__ == "__main__":

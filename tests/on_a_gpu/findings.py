@@ -1,8 +1,11 @@
-"""Find the lines of a log that tell the most, for the page of text."""
+"""Find the lines of a log that tell the most, for the page of text, and the figures that a step has measured."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 MOST_LINES = 40
 MOST_CHARACTERS = 160
@@ -42,3 +45,24 @@ def last_lines(log: str, count: int) -> list[str]:
     """Return the end of a log, for a failure without a telling line."""
     lines = [line.strip()[:MOST_CHARACTERS] for line in log.splitlines() if line.strip()]
     return lines[-count:]
+
+
+FIGURES = "figures "
+
+
+def figures_line(name: str, figures: Mapping[str, Any]) -> str:
+    """Return a line of a log that holds figures under a name."""
+    return FIGURES + json.dumps({name: figures})
+
+
+def figures_in(log: str) -> dict[str, Any]:
+    """Return the figures of a log by name. Of two lines with one name the later one counts; a line that a cut has left
+    unfinished does not."""
+    found: dict[str, Any] = {}
+    for line in log.splitlines():
+        if line.startswith(FIGURES):
+            try:
+                found |= json.loads(line.removeprefix(FIGURES))
+            except ValueError:
+                continue
+    return found

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+PACKED = ("pytest", "torchao")  # packages of the pack that steps import
 ROOT = Path(__file__).resolve().parents[2]
 CUDA_FOLDERS = [
     *(Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer")),
@@ -28,6 +30,7 @@ class Machine:
     work: Path
     pack: Path = ROOT / "build" / "on_a_gpu_pack"
     architectures: str = "90-real"
+    emulated: Path | None = None  # a build with emulated GPUs, on which small models train
 
     @property
     def build(self) -> Path:
@@ -86,13 +89,13 @@ class Machine:
         return self.pybind11 is not None and self.python_headers is not None
 
     def has_module(self, name: str) -> bool:
-        return importlib.util.find_spec(name) is not None
+        return importlib.util.find_spec(name) is not None or (self.pack / "python" / name / name).is_dir()
 
     def environment(self) -> dict[str, str]:
         """Return the environment of all steps. Packed Python packages are added only where this Python lacks them."""
         paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-        if not self.has_module("pytest"):
-            paths.append(str(self.pack / "python" / "pytest"))
+        lacking = [name for name in PACKED if importlib.util.find_spec(name) is None]
+        paths += [str(self.pack / "python" / name) for name in lacking]
         return {
             **os.environ,
             "PATH": os.pathsep.join([os.environ.get("PATH", ""), *map(str, CUDA_FOLDERS)]),
@@ -126,3 +129,23 @@ class Machine:
             if self.python_headers.is_relative_to(self.pack):  # Debian's pyconfig.h includes another one, by its path from here
                 given["CMAKE_CXX_FLAGS"] = f"-isystem {self.python_headers.parent}"
         return [f"-D{name}={value}" for name, value in given.items()]
+
+
+def unpack_built(root: Path = ROOT) -> str:
+    """Extract what `pack_built` has packed, unless that is done, and let the path at which it was compiled lead here. Return
+    what is missing, or an empty string."""
+    archive, compiled_at = root / "build" / "on_a_gpu_built.tar.xz", root / "build" / "on_a_gpu" / "compiled_at.txt"
+    if archive.exists() and not compiled_at.exists():
+        with tarfile.open(archive) as packed:
+            packed.extractall(root, filter="fully_trusted")  # a file of our own, with links
+    if not compiled_at.exists():
+        return ""
+    there = Path(compiled_at.read_text().strip())
+    if there.exists() and there.samefile(root):
+        return ""
+    try:
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.symlink_to(root)
+    except OSError as error:
+        return f"the packed programs look for their libraries in {there}, which cannot lead here: {error}"
+    return ""

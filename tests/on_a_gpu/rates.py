@@ -1,4 +1,4 @@
-"""Run the benchmark of a GPU and say each measurement in a line."""
+"""Run a benchmark of kernels, of a GPU or of the host, and say each measurement in a line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from on_a_gpu.findings import figures_line
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "harness"))
 import suite  # noqa: E402
+
+
+def figures_of(line: str, where: str) -> dict[str, Any]:
+    """Return the measurement, and the limit that it is compared with as one of its own."""
+    measured = suite.summary(json.loads(line))
+    found = {f"{where}: {measured['case']}": {name: measured[name] for name in ("value", "unit", "ratio", "against")}}
+    return found | {f"{where}: {measured['against']}": {"value": measured["against_value"], "unit": measured["unit"]}}
 
 
 def said(line: str) -> str:
@@ -19,10 +29,14 @@ def said(line: str) -> str:
 
 
 def main() -> int:
-    process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+    """Take the name of the processor, and the command."""
+    where, *command = sys.argv[1:]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="")
+        for name, found in figures_of(line, where).items():
+            print(figures_line(name, found))
         print(said(line), flush=True)
     return process.wait()
 

@@ -1,4 +1,5 @@
-"""What the steps have given: a line of JSON for each, one page of text, and an archive of the logs."""
+"""What the steps have given: a line of JSON for each, one page of text, a page with a verdict on each figure, and an archive of
+the logs and timelines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from on_a_gpu.page import published
 from on_a_gpu.steps import Step
 
 FINISHED = ("passed", "FAILED", "timed out")
@@ -25,6 +28,7 @@ class Result:
     log: str = ""
     began: str = ""  # a time in UTC
     commit: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)  # what it has measured, by name
 
 
 class Results:
@@ -62,11 +66,23 @@ class Results:
             os.fsync(file.fileno())
         self.publish(steps)
 
+    def figures(self) -> dict[str, Any]:
+        """Return what the last run of each step has measured."""
+        found: dict[str, Any] = {}
+        for result in self._latest.values():
+            found |= result.figures
+        return found
+
     def publish(self, steps: Sequence[Step]) -> None:
         replace(self.work / "summary.txt", page(steps, self._latest))
+        replace(self.work / "figures.json", json.dumps(self.figures()))
+        outcomes = {name: result.result for name, result in self._latest.items()}
+        commits = sorted({result.commit for result in self._latest.values() if result.commit})
+        dates = sorted({result.began[:10] for result in self._latest.values() if result.began})
+        replace(self.work / "page.md", published(self.figures(), outcomes, commits, dates))
         if self.out.resolve() == self.work.resolve():
             return
-        for name in ("summary.txt", "results.jsonl"):
+        for name in ("summary.txt", "page.md", "results.jsonl"):
             if (self.work / name).exists():
                 shutil.copyfile(self.work / name, self.out / name)
         self._archive_logs(self.out / "logs.tar.gz")
@@ -76,6 +92,8 @@ class Results:
         with tarfile.open(unfinished, "w:gz", compresslevel=3) as archive:
             for log in sorted(self.logs.iterdir()):
                 add_end_of(log, archive)
+            for timeline in sorted(self.work.glob("trainings/timeline-*.json")):
+                archive.add(timeline, f"timelines/{timeline.name}")
         unfinished.replace(to)
 
 
@@ -121,9 +139,9 @@ def page(steps: Sequence[Step], latest: dict[str, Result]) -> str:
     for step in steps:
         result = latest.get(step.name)
         if result is None:
-            lines.append(f"{'-':<10} {'':>7}  {step.name:<18} {step.about}")
+            lines.append(f"{'-':<10} {'':>7}  {step.name:<22} {step.about}")
             continue
-        lines.append(f"{result.result:<10} {result.seconds:5.0f} s  {step.name:<18} {step.about}")
+        lines.append(f"{result.result:<10} {result.seconds:5.0f} s  {step.name:<22} {step.about}")
         lines += [f"{'':<12}{line}" for line in result.said]
     return "\n".join(lines) + "\n"
 

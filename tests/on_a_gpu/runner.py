@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from on_a_gpu.findings import findings, has_run_no_test, last_lines
+from on_a_gpu.findings import figures_in, findings, has_run_no_test, last_lines
 from on_a_gpu.machine import ROOT, Machine
 from on_a_gpu.results import Result, Results
 from on_a_gpu.steps import Step
@@ -48,8 +48,12 @@ class Runner:
             if self.results.is_finished(step, chosen) and not again:
                 print(f"{step.name}: {self.results.of(step.name).result} in an earlier run", flush=True)
                 continue
-            if self.deadline - time.monotonic() <= 0:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
                 break
+            if left < step.estimate_s * self.patience:
+                print(f"{step.name}: left for another call, as it takes {step.estimate_s * self.patience:.0f} s", flush=True)
+                continue
             print(f"{step.name}: {step.about}", flush=True)
             began, result = datetime.now(timezone.utc).isoformat(timespec="seconds"), self._result(step)
             self.results.add(Result(**{**vars(result), "began": began, "commit": commit}), self.steps)
@@ -89,7 +93,8 @@ class Runner:
         if outcome == "passed" and not self.machine.no_gpu_because and has_run_no_test(text):
             outcome = "FAILED"  # the driver has a GPU, but no test could use it
         said = findings(text) or (last_lines(text, 5) if outcome != "passed" else [])
-        return Result(step.name, outcome, round(time.monotonic() - began, 1), said, log.name)
+        seconds = round(time.monotonic() - began, 1)
+        return Result(step.name, outcome, seconds, said, log.name, figures=figures_in(text))
 
 
 def run_command(command: Sequence[str], output: int, limit_s: float, environment: dict[str, str]) -> str:

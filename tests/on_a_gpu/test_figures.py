@@ -1,6 +1,7 @@
-"""Tests of the comparison of losses, and of the text of rates."""
+"""Tests of the comparison of losses between tiers, of the text of rates, and of figures in a log."""
 
-from on_a_gpu.rates import said
+from on_a_gpu.findings import figures_in, figures_line
+from on_a_gpu.rates import figures_of, said
 from on_a_gpu.tiers import compare, losses_of
 
 
@@ -26,6 +27,19 @@ def test_losses_of_one_tier_are_not_compared(tmp_path):
     assert compare(tmp_path) == 1
 
 
+RATE = '{"case": "fill fp32", "unit": "GB/s", "rates": [2890.1], "against": "copy", "against_rates": [2798]}'
+
+
 def test_a_rate_is_said_relative_to_its_limit():
-    line = '{"case": "fill fp32", "unit": "GB/s", "rates": [2890.1], "against": "copy", "against_rates": [2798]}'
-    assert said(line) == "== fill fp32: 2,890 GB/s, 1.03 of copy (2,798 GB/s)"
+    assert said(RATE) == "== fill fp32: 2,890 GB/s, 1.03 of copy (2,798 GB/s)"
+
+
+def test_a_rate_and_its_limit_are_figures():
+    found = figures_of(RATE, "gpu")
+    assert set(found) == {"gpu: fill fp32", "gpu: copy"}
+    assert found["gpu: fill fp32"]["value"] == 2890.1 and found["gpu: copy"]["value"] == 2798
+
+
+def test_the_last_figures_of_a_name_count_and_a_cut_line_does_not():
+    lines = [figures_line("a", {"x": 1}), figures_line("b", {"y": 2}), figures_line("a", {"x": 3}), 'figures {"b": {"y']
+    assert figures_in("\n".join(lines)) == {"a": {"x": 3}, "b": {"y": 2}}

@@ -57,7 +57,7 @@ def test_another_folder_receives_copies_and_the_ends_of_the_logs(tmp_path):
     results = Results(work, out)
     (results.logs / "01-build.log").write_text("begin" + "x" * LOG_BYTES + "end")
     results.add(Result("build", "passed"), STEPS)
-    assert sorted(path.name for path in out.iterdir()) == ["logs.tar.gz", "results.jsonl", "summary.txt"]
+    assert sorted(path.name for path in out.iterdir()) == ["logs.tar.gz", "page.md", "results.jsonl", "summary.txt"]
     assert json.loads((out / "results.jsonl").read_text())["step"] == "build"
     with tarfile.open(out / "logs.tar.gz") as archive:
         kept = archive.extractfile("logs/01-build.log").read()

@@ -179,6 +179,22 @@ def test_a_run_ends_after_its_time_and_the_next_one_repeats_the_step(tmp_path):
     assert run.given() == [("slow", "cut"), ("slow", "passed"), ("last", "passed")]
 
 
+def test_a_step_that_would_not_end_in_time_is_left_for_the_next_call_and_a_shorter_one_runs(tmp_path):
+    run = Run(tmp_path, step("first"), step("long", estimate_s=3000), step("short", estimate_s=1))
+    assert run.start(seconds=1000) == NOT_ALL_RUN
+    assert run.given() == [("first", "passed"), ("short", "passed")]
+    assert run.start(seconds=4000) == ALL_PASSED
+    assert run.given()[2:] == [("long", "passed")]
+
+
+def test_figures_of_a_step_are_kept_and_given_to_the_steps_after_it(tmp_path):
+    look = f"import json; assert json.load(open({str(tmp_path / 'work' / 'figures.json')!r})) == {{'a': {{'x': 1}}}}"
+    run = Run(tmp_path, step("first", "print('figures {\"a\": {\"x\": 1}}')"), step("second", look))
+    assert run.start() == ALL_PASSED
+    assert run.lines()[0]["figures"] == {"a": {"x": 1}}
+    assert (tmp_path / "out" / "page.md").read_text().startswith("# Ballast on one GPU")
+
+
 PROGRAM = """
 import sys, time
 from pathlib import Path

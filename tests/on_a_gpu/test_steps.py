@@ -5,9 +5,11 @@ import re
 import subprocess
 from pathlib import Path
 
-from on_a_gpu.forecast import CASES
-from on_a_gpu.machine import ROOT, Machine
-from on_a_gpu.steps import FORECASTS, all_steps
+from on_a_gpu.cases import CASES
+from on_a_gpu.judge import LANES, LOSSES, SPEEDS, TESTS
+from on_a_gpu.machine import ROOT, Machine, unpack_built
+from on_a_gpu.steps import all_steps
+from on_a_gpu.trainings import SYSTEMS
 
 STEPS = all_steps(Machine(ROOT / "build" / "on_a_gpu"))
 NAMES = [step.name for step in STEPS]
@@ -71,13 +73,59 @@ def test_each_python_file_with_gpu_tests_is_run():
     assert {str(path.relative_to(ROOT)) for path in marked} <= set(command)
 
 
-def test_each_case_of_the_forecast_has_a_step():
-    assert list(FORECASTS) == list(CASES)
+def test_each_case_has_a_step_and_each_verdict_a_case_or_a_step():
+    assert [name for name in NAMES if name.startswith("train-")] == [f"train-{case}" for case in CASES]
+    assert {case.system for case in CASES.values()} == set(SYSTEMS)
+    judged = [name for pair in [*LOSSES, *SPEEDS] for name in pair[:2]] + [case for case, *_ in LANES]
+    assert set(judged) <= set(CASES)
+    assert set(TESTS) <= set(NAMES)
 
 
-def test_rates_and_trainings_come_before_all_tests_but_those_of_kernels():
-    tests = [name for name in NAMES if name.startswith("test-") and name != "test-kernels"]
-    assert max(map(NAMES.index, ["rates", *(f"forecast-{case}" for case in CASES)])) < min(map(NAMES.index, tests))
+def test_trainings_come_before_the_tests_that_have_passed_on_the_emulation():
+    trainings = [NAMES.index(f"train-{case}") for case in CASES]
+    tests = [NAMES.index(name) for name in NAMES if name.startswith("test-") or name.endswith("check")]
+    assert max(NAMES.index("kernels-quick"), NAMES.index("llama-losses"), NAMES.index("rates-gpu")) < min(trainings)
+    assert max(trainings) < min(tests)
+
+
+def test_a_rehearsal_compiles_nothing(tmp_path):
+    names = {step.name for step in all_steps(Machine(tmp_path, emulated=tmp_path))}
+    assert names == {name for name in NAMES if name != "configure" and not name.startswith("build-")}
+
+
+def call_of(steps, seconds):
+    """Return the steps of a call, as the runner begins them, and those that it leaves."""
+    begun, left_over = [], []
+    for step in steps:
+        fits = step.estimate_s <= seconds
+        seconds -= step.estimate_s if fits else 0
+        (begun if fits else left_over).append(step)
+    return begun, left_over
+
+
+def test_all_steps_fit_a_call_of_8_and_one_of_5_minutes():
+    packed = [step for step in STEPS if step.name != "configure" and not step.name.startswith("build-")]
+    assert all(step.estimate_s > 0 and step.limit_s >= 2 * step.estimate_s for step in packed)
+    first, left_over = call_of(packed, 8 * 60)
+    assert {f"train-{case}" for case in CASES} <= {step.name for step in first}
+    second, never = call_of(left_over, 5 * 60)
+    assert never == []
+
+
+def test_packed_programs_find_the_tree_at_the_path_where_they_were_compiled(tmp_path):
+    root, there = tmp_path / "tree", tmp_path / "srv" / "ballast"
+    folder = tmp_path / "packed" / "build" / "on_a_gpu"
+    folder.mkdir(parents=True)
+    (folder / "compiled_at.txt").write_text(f"{there}\n")
+    (root / "build").mkdir(parents=True)
+    assert unpack_built(root) == ""  # nothing is packed
+    subprocess.run(["tar", "-cJf", root / "build" / "on_a_gpu_built.tar.xz", "-C", tmp_path / "packed", "build"], check=True)
+    for _ in range(2):
+        assert unpack_built(root) == ""
+        assert there.samefile(root)
+    there.unlink()
+    there.mkdir()
+    assert str(there) in unpack_built(root)
 
 
 def test_the_tests_of_a_step_run_together_except_those_that_look_at_free_memory():
