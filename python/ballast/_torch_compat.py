@@ -96,6 +96,11 @@ def is_recomputing() -> bool:
     return torch.is_grad_enabled() and is_in_backward()
 
 
+def packs_for_checkpointing(pack: Callable[[torch.Tensor], Any]) -> bool:
+    """Return whether this is the hook of activation checkpointing, which keeps nothing: backward computes it again."""
+    return getattr(pack, "__module__", None) == "torch.utils.checkpoint"
+
+
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
     """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the training of a
     parameter through its own hook."""

@@ -317,6 +317,65 @@ def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+class OneCheckpoint(nn.Module):
+    """A model that is one checkpoint over all blocks. Its last product has no bias: autograd unpacks the weight before the
+    input, which the recomputation of all blocks makes. Nothing of the module after it is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8, bias=False)) for _ in range(5))
+        self.shift = Shift()
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        shifted: torch.Tensor = self.shift(x)
+        return shifted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(self.run, x, use_reentrant=False)
+        return result
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.full((8,), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+def trained_in_one_checkpoint(rank: int, options: dict[str, Any] | None, optimizers: int, stops: bool) -> list[float]:
+    model = OneCheckpoint()
+    parts = [model] if optimizers == 1 else [model.blocks, model.shift]
+    every: Any = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+    if options is not None:
+        every = ballast.wrap(every, model, **keywords(**options))
+    losses = []
+    with torch.utils.checkpoint.set_checkpoint_early_stop(stops):
+        for step in range(4):
+            loss = model(torch.randn(8, 8, generator=torch.Generator().manual_seed(step))).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            for each in every:
+                each.step()
+                each.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_one_checkpoint_of_several_units_has_the_gradients_of_torch(optimizers, stops, tmp_path):
+    """Where the recomputation uses the memory of the unit whose parameter backward needs first."""
+    drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    expected = trained_in_one_checkpoint(0, None, optimizers, stops)
+    for options in ({}, {"keep_gathered": False, "prefetch": 0}, {"keep_gathered": False, "offload": drive}):
+        for losses in run_ranks(2, trained_in_one_checkpoint, {"stage": 3, **options}, optimizers, stops):
+            assert losses == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_pass_that_makes_a_graph_is_the_first_of_its_step(stage):
     model, optimizer, loss = retained(stage=stage)

@@ -104,8 +104,8 @@ def test_the_program_of_adapters_is_the_planned_one(base_format, offload, tmp_pa
 
 @without_compiler
 @pytest.mark.parametrize("base_format", ["nf4", "bf16"])
-def test_the_base_is_read_once_for_recomputation_and_backward(base_format, tmp_path):
-    """A block has units of two or three formats, which its modules use in turns."""
+def test_the_base_is_read_once_for_recomputation_and_backward(base_format, tmp_path, caplog):
+    """A block has units of two or three formats, which its modules use in turns. None is in use while another one is opened."""
     model = adapted(base_format)
     offload = {kind: f"nvme:{tmp_path}" for kind in NVME}
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
@@ -121,6 +121,7 @@ def test_the_base_is_read_once_for_recomputation_and_backward(base_format, tmp_p
     optimizer.close()
     assert all(len(each) == LAYERS * (3 if base_format == "nf4" else 2) for each in reads)
     assert max(reads[-1].values()) <= 2  # one in forward, one in backward
+    assert not [each for each in caplog.records if each.name == "ballast"]
 
 
 def test_a_smaller_format_takes_less_of_the_drive_and_of_the_time():

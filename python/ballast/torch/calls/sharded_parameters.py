@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -25,6 +25,7 @@ from ballast._torch_compat import (
     compiler_of_calls,
     is_in_backward,
     is_recomputing,
+    packs_for_checkpointing,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
@@ -323,7 +324,9 @@ def keep_packing(model: torch.nn.Module, *, warns: bool) -> None:
 # --- Calls of modules ---
 
 _OPEN = Lifecycle.OPEN  # each call of a module needs it, so nothing looks it up
+_RECOMPUTES = "ballast_recomputes"  # an attribute of a function that packs inside of activation checkpointing
 _KEYS = "ballast_keys"  # an attribute of a function that packs: the gatherers whose parameters it and its outer hooks know
+NOTHING = torch.empty(0, device="cpu")  # stands for a parameter where checkpointing counts saved tensors
 
 
 def _knows(hooks: SavedTensorHooks | None, key: object) -> bool:
@@ -470,9 +473,36 @@ class SavedTensors:
                 return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
             return values
 
-        hooks = packing_local_tensors(pack, unpack) if self._has_parts else (pack, unpack)
+        hooks: SavedTensorHooks = (pack, unpack)
+        if recomputes := outer is not None and getattr(outer[0], _RECOMPUTES, packs_for_checkpointing(outer[0])):
+            hooks = recomputing_first(hooks, outer, gather.key)
+        hooks = packing_local_tensors(*hooks) if self._has_parts else hooks
         setattr(hooks[0], _KEYS, (gather.key, *(() if outer is None else getattr(outer[0], _KEYS, ()))))
+        setattr(hooks[0], _RECOMPUTES, recomputes)
         return hooks
+
+
+class AfterRecomputation(NamedTuple):
+    place: Place
+    recomputed: Any  # what checkpointing has packed; to unpack it makes the recomputation
+
+
+def recomputing_first(hooks: SavedTensorHooks, outer: SavedTensorHooks, key: object) -> SavedTensorHooks:
+    """Let a recomputation come before a parameter in it is used. Autograd unpacks the tensors of an operator one by one. If the
+    parameter were the first of them, the recomputation for the next one would release its unit."""
+    pack_place, unpack_place = hooks
+
+    def pack(tensor: torch.Tensor) -> Any:
+        saved = pack_place(tensor)
+        return AfterRecomputation(saved, outer[0](NOTHING)) if type(saved) is Place and saved.key is key else saved
+
+    def unpack(saved: Any) -> torch.Tensor:
+        if type(saved) is AfterRecomputation and saved.place.key is key:
+            outer[1](saved.recomputed)
+            saved = saved.place
+        return unpack_place(saved)
+
+    return pack, unpack
 
 
 # --- Casts of parameters, which autograd saves too ---
