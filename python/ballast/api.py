@@ -161,7 +161,9 @@ def _training_of(
         undoing.pop_all()  # the training leaves the ranks from now on
         undoing.callback(training.take_back)
         training.begin()
-        if not checkpoint:  # a checkpoint has the state with which a run begins
+        if checkpoint:  # it has the state with which a run begins
+            optimizer.state.clear()
+        else:
             training.load({id(parameter): values for parameter, values in optimizer.state.items()})
         undoing.pop_all()
     return training

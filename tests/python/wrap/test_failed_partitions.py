@@ -79,6 +79,25 @@ def test_moments_that_could_not_be_written_are_written_later(stage, monkeypatch)
     assert same(trained(True), trained(False))
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_state_that_the_user_changes_after_a_failure_counts(stage, monkeypatch):
+    """The other state of this parameter, and that of others, stays."""
+
+    def trained(fails):
+        model, optimizer = evaluated(stage=stage)
+        step_on_ones(model, optimizer)
+        model[0].requires_grad_(False)
+        if fails:
+            fail(monkeypatch, model)
+        optimizer.state[model[2].weight]["exp_avg"] = torch.ones(model[2].weight.shape)
+        step_on_ones(model, optimizer)
+        return model
+
+    unchanged, optimizer = evaluated(stage=stage)
+    freeze_a_layer(unchanged, optimizer)
+    assert same(trained(True), trained(False)) and not same(trained(True), unchanged)
+
+
 def test_state_that_does_not_fit_is_refused_until_other_state_is_loaded():
     model, optimizer = evaluated()
     good = {number: dict(values) for number, values in torch.optim.AdamW(model.parameters()).state_dict()["state"].items()}

@@ -156,7 +156,7 @@ def clear(optimizer):
     optimizer.state.clear()
 
 
-def replace(optimizer):
+def replace(optimizer, *_):
     optimizer.state = defaultdict(dict)
 
 
@@ -239,6 +239,46 @@ def test_values_that_the_user_puts_into_the_state_count(change, kind, options, t
     with ballast.gather(ours.model):
         check_close(plain, ours)
     assert steps == expected
+
+
+def put_entries(optimizer, parameters):
+    for each in parameters[:-1]:
+        moments = {name: torch.full(each.shape, 0.5) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[each] = {"step": torch.tensor(7.0), **moments}
+
+
+def remove_entries(optimizer, parameters):
+    for each in parameters:
+        optimizer.state.pop(each, None)
+
+
+CHANGES = [put_entries, remove_entries, replace_a_moment, count_from_zero, replace_entries, clear_one_entry, replace]
+
+
+def loaded_and_changed(change, options, steps):
+    """Load the state after this many steps, change it before the next step, and train."""
+    loop, model = Loop(steps=steps), mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = ballast.wrap(optimizer, model, **keywords(**options)) if options else optimizer
+    loop.train(model, optimizer)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    change(optimizer, [*model.parameters()])
+    loop.steps = steps + 3
+    run = loop.train(model, optimizer, steps)
+    return run, [float(optimizer.state[each]["step"]) for each in model.parameters()]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 2, "offload": {"state": "nvme:."}}], ids=str)
+def test_changes_of_loaded_state_before_the_next_step_count(change, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for steps in (3, 0):
+        if steps == 0 and change not in (put_entries, remove_entries):
+            continue  # there is nothing to change before the first step
+        (plain, expected), (ours, counted) = loaded_and_changed(change, {}, steps), loaded_and_changed(change, options, steps)
+        with ballast.gather(ours.model):
+            check_close(plain, ours)
+        assert counted == expected
 
 
 def test_state_that_moves_to_another_device_or_is_extended_changes_no_partition():

@@ -59,8 +59,8 @@ from ballast.torch.training.preconditions import (
     warn_of_layout,
 )
 from ballast.torch.updates.rules import blocks_of, rules_of
-from ballast.torch.updates.sharded_state import Rule, ShardedState, State, read_of
-from ballast.torch.updates.updates import Tiles, Updates, steps_in
+from ballast.torch.updates.sharded_state import IN_LIBRARY, Rule, ShardedState, State, read_of
+from ballast.torch.updates.updates import Tiles, Updates, merged, steps_in
 from ballast.wrap_options import WrapOptions, without_gpu
 
 
@@ -261,19 +261,34 @@ class OptimizerState:
     def __init__(self, given: ModelAndOptimizer, updates: Updates):
         self._given = given
         self._updates = updates
-        self.loaded: State | None = None  # state for the next partition
+        self.is_loaded = False  # optimizer.state has the state for the next partition
+        self._shards: State = {}  # what it shows in the place of IN_LIBRARY
         self.frozen_state: State = {}  # the state of parameters that are frozen now
         self._unbegun: State | None = None  # state that could not be written to the partition yet
 
-    def load(self, state: State) -> None:
-        """Keep state for the partition of the next step: full state, or this rank's shard."""
-        self.loaded, self._unbegun = read_of(state), None
-        self.show(self.loaded)
+    def load(self, state: State, shards: State | None = None) -> None:
+        """Keep state for the partition of the next step: full state, or this rank's shard. It is in optimizer.state, where the
+        user may change it until then, and shows `shards` in the place of IN_LIBRARY."""
+        read = read_of(state)
+        self.is_loaded, self._unbegun, self._shards = True, None, shards or {}
+        self.show(merged(read, self._shards) if shards else read)
+
+    @property
+    def loaded(self) -> State | None:
+        """The state for the next partition as it is now, or None."""
+        if not self.is_loaded:
+            return None
+        shown = self._given.optimizer.state
+        now = {id(each): shown[each] for _, each in self._given.parameters() if each in shown}
+        for key, shards in self._shards.items():
+            values = now.get(key, {})
+            now[key] = {name: IN_LIBRARY if shards.get(name) is value else value for name, value in values.items()}
+        return read_of(now)
 
     def load_changed(self, changed: State | None) -> None:
         """Load optimizer.state if the user has removed or replaced something in it: the updates have returned it then."""
-        if self.loaded is None and changed is not None:
-            self.loaded = read_of(changed)
+        if not self.is_loaded and changed is not None:
+            self.load(changed)
 
     def without_unbegun(self, numbered: State, partition: Partition | None) -> State:
         """Return the state of a state_dict(), by number of the parameter, without those that have no state in torch yet."""
@@ -287,7 +302,7 @@ class OptimizerState:
 
     @property
     def steps_of_loaded(self) -> int | None:
-        return None if self.loaded is None else max(steps_in(self.loaded).values(), default=0)
+        return None if (loaded := self.loaded) is None else max(steps_in(loaded).values(), default=0)
 
     def take_out(self, partition: Partition) -> State:
         """Return the full state outside the partition's memory, on every rank."""
@@ -325,7 +340,9 @@ class OptimizerState:
 
     def forget(self) -> None:
         """Forget loaded state: a checkpoint brings other state."""
-        self.loaded = self._unbegun = None
+        if self.is_loaded:
+            self.show({})
+        self.is_loaded, self._unbegun = False, None
 
     def show(self, state: State) -> None:
         optimizer = self._given.optimizer

@@ -233,7 +233,7 @@ class Training:
                 self.state.begin_again(current)
                 self.state.load_changed(self.updates.changed_state(self.optimizer, current))
                 is_same = self.partitioner.trains_exactly(current, trained)
-                if is_same and self.state.loaded is None and self.partitioner.has_groups(current):
+                if is_same and not self.state.is_loaded and self.partitioner.has_groups(current):
                     return current
                 if not is_same:
                     preconditions.refuse_other_parameters(self.options)
@@ -290,7 +290,9 @@ class Training:
                 "cannot begin to train: all parameters of the optimizer are frozen",
                 needed="a parameter with requires_grad=True, below stage 3",
             )
-        state, steps = self.state.loaded, 0
+        if self.current is None and self.optimizer.state:  # the user has put it there before the first step
+            self.state.load_changed({id(each): values for each, values in self.optimizer.state.items()})
+        state, steps, is_loaded = self.state.loaded, 0, self.state.is_loaded
         if self.current is not None:
             moments = [] if state is not None else self.updates.moments(self.optimizer)
             if state is None:
@@ -300,13 +302,11 @@ class Training:
         try:
             except_for = {id(each) for _, each in self.given.trained()}
             state = merged(state or {}, begun_in(state or {}, self._migration.take_moments(except_for=except_for)))
-            is_loaded = self.state.loaded is not None
             partition = self._hand_over(partial(self.partitioner.make, state, steps, is_loaded=is_loaded))
         except BaseException:
-            self.state.loaded = state  # it is nowhere else any more
-            self.state.show(merged(state or {}, begun_in(state or {}, self._migration.shown())))
+            self.state.load(state or {}, begun_in(state or {}, self._migration.shown()))  # it is nowhere else any more
             raise
-        self.state.loaded = None
+        self.state.forget()
         if self.partitioner.has_resumed:
             state = self.state.without_resumed(partition, state, self.options.run.name)
         self.state.begin(partition, state)
@@ -559,7 +559,7 @@ class Training:
 
     def _is_loaded(self, state: State) -> bool:
         if not state:
-            return self.state.loaded is None and (self.current is None or self.state.is_unbegun(self.current))
+            return not self.state.is_loaded and (self.current is None or self.state.is_unbegun(self.current))
         return is_current_state(state, self.optimizer.state)
 
     def options_to_set(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
