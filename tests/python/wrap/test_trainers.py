@@ -4,10 +4,13 @@ log, evaluate, save, resume on the same and on another number of ranks, and expo
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ballast
 import pytest
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from ballast.torch.parameters.managed_parameter import ParameterState, managed
 from python.wrap.support.frameworks import as_launched, tiny_model
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if any(find_spec(name) is None for name in ("datasets", "peft", "transformers", "trl")):  # only the ranks import them
     pytest.skip("TRL is not installed: .ci/bootstrap venv frameworks", allow_module_level=True)
@@ -35,6 +39,7 @@ class Case:
     has_adapters: bool = False
     plain: int | None = None  # the number of a plain case, from whose checkpoint it resumes too
     changes: dict[str, Any] = field(default_factory=dict)  # changes of the Trainer's arguments
+    words: int = 64  # of the vocabulary
 
 
 @dataclass
@@ -139,7 +144,8 @@ def trainer_of(case: Case, folder: Path) -> Any:
         split = rows[:32], rows[32:]
     given = Arguments(**arguments(folder, dist.get_world_size(), **case.changes))
     with ballast.deferred() if case.deferred else contextlib.nullcontext():
-        model = with_adapters(tiny_model(64)) if case.has_adapters else tiny_model(64)
+        model = tiny_model(64, case.words)
+        model = with_adapters(model) if case.has_adapters else model
         if case.kind == "dpo":
             more["ref_model"] = tiny_model(64)
     if case.kind == "grpo":  # it reads the reference model from there
@@ -226,6 +232,47 @@ def generated_on_ranks(rank: int) -> tuple[list[int], list[int], list[int]]:
     assert "generate" not in vars(model)
     optimizer.close()
     return plain[0].tolist(), sharded[0].tolist(), by_units[0].tolist()
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies of a tensor's values, or of most of them, that operators make."""
+
+    def __init__(self, elements: int):
+        super().__init__()
+        self.elements, self.count = elements, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket in (torch.ops.aten.clone, torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            self.count += args[0].numel() > self.elements // 2
+        return function(*args, **(kwargs or {}))
+
+
+def trained_with_many_words(rank: int, folder: str, cases: list[Case]) -> list[tuple[list[float], int, int]]:
+    """Return the losses of each case, the copies of its head that forward and backward of the loss make, and how often the head
+    was gathered."""
+    import trl.trainer.utils
+
+    as_launched(rank)
+    results, loss = [], trl.trainer.utils._ChunkedLogProbFunction
+    for number, case in enumerate(cases):
+        trainer = trainer_of(case, there := Path(folder) / str(number))
+        copies, gathers = Copies(case.words * 64), 0
+        with mock.patch.object(loss, "forward", inside(copies, loss.forward)):
+            with mock.patch.object(loss, "backward", inside(copies, loss.backward)):
+                trainer.train()
+        if case.options is not None:
+            trainer.optimizer.optimizer.write_timeline(file := there / f"{rank}.json")
+            gathers = sum(event["name"] == "gather lm_head" for event in json.loads(file.read_text()))
+        results.append(([value for key, value in logged(trainer) if key == "loss"], copies.count, gathers))
+    return results
+
+
+def inside(mode: TorchDispatchMode, function: Callable[..., Any]) -> Any:
+    def called(*args: Any) -> Any:
+        with mode:
+            return function(*args)
+
+    return staticmethod(called)
 
 
 def resumed_on_ranks(rank: int, folder: str, cases: dict[int, Case]) -> list[tuple[list[tuple[str, float]], bool]]:
@@ -323,6 +370,24 @@ def test_reference_models_are_sharded_in_stage_3(trained):
     for case, mine in zip(CASES, trained):
         expected = case.kind in ("dpo", "grpo") and case.options == {"stage": 3}
         assert mine.shares_reference is expected, case
+
+
+def test_the_head_of_a_large_vocabulary_is_gathered_once_a_pass_and_not_copied(tmp_path):
+    """TRL computes the loss from the weight of the head in five tiles of the vocabulary, outside of the head's call, and again
+    in backward."""
+    steps = 3
+    changes = {"gradient_accumulation_steps": 1, "max_steps": steps, "save_strategy": "no"}
+    changes |= {"eval_strategy": "no", "load_best_model_at_end": False}
+    tuning = ballast.Tuning(timeline=True, keep_gathered=False)
+    options = [None, {"stage": 2, "tuning": ballast.Tuning(timeline=True)}, {"stage": 3, "tuning": tuning}]
+    cases = [Case("sft", each, changes=changes, words=152_064) for each in options]
+    for plain, *ours in run_ranks(2, trained_with_many_words, str(tmp_path), cases, imported=FRAMEWORKS):
+        expected, of_plain, _ = plain
+        for losses, copies, gathers in ours:
+            assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == steps
+            assert copies == of_plain
+            assert gathers <= 2 * steps + 1  # the next step has begun
+        assert ours[1][2] >= steps
 
 
 def test_trainers_resume_on_another_number_of_ranks(trained, folder):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import ballast
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from python.wrap.support.frameworks import as_launched
 from python.wrap.support.ranks import FRAMEWORKS, run_ranks
+from python.wrap.support.resident import peak_resident
 from torch.distributed.device_mesh import DeviceMesh
 
 BUCKET = 1000  # bytes, fewer than most tensors have
@@ -133,6 +135,44 @@ def test_adapters_are_merged_into_a_base_that_no_rank_holds(tmp_path):
         assert found.keys() == expected.keys()
         for name, each in found.items():
             torch.testing.assert_close(each, expected[name].detach(), atol=1e-6, rtol=1e-6)
+
+
+def growth_of_a_merged_export(rank: int, folder: str) -> tuple[int, int, int]:
+    """Read a base to a drive and train its adapters, then export both merged. Return by how many bytes this raises the peak of
+    the process, and the bytes of the largest unit and of the file."""
+    import peft
+    import transformers
+    from ballast.integrations.transformers import from_pretrained
+
+    as_launched(rank)
+    model = from_pretrained(transformers.AutoModelForCausalLM, f"{folder}/base")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    trained = [each for each in model.parameters() if each.requires_grad]
+    offload = {"parameters": f"nvme:{folder}", "state": f"nvme:{folder}"}
+    optimizer = ballast.wrap(torch.optim.SGD(trained, lr=0.1), model, stage=3, offload=offload)
+    tokens = torch.arange(16).view(2, 8) + rank
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    units = optimizer._ballast.partition_now().units
+    largest = max(sum(member.parameter.nbytes for member in unit.members) for unit in units)
+    before = peak_resident(begin=True)
+    ballast.export(model, f"{folder}/merged/model.safetensors", merge_adapters=True, max_shard_size="32MB")
+    growth = peak_resident() - before
+    optimizer.close(gather=False)
+    return growth, largest, sum(path.stat().st_size for path in Path(folder, "merged").glob("*.safetensors"))
+
+
+def test_a_merged_export_takes_the_memory_of_a_unit_and_not_of_the_base(tmp_path):
+    """A rank has the unit that it exports and the one that is read, a matrix with the product of its adapters, and 16 MiB that
+    are written."""
+    pytest.importorskip("peft")
+    import transformers
+
+    sizes = dict(vocab_size=64, hidden_size=512, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=4)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path / "base")
+    for growth, unit, file in run_ranks(2, growth_of_a_merged_export, str(tmp_path), imported=FRAMEWORKS):
+        assert file > 14 * unit
+        assert growth < 2 * unit + (32 << 20) < file // 3
 
 
 def test_another_process_gets_the_tensors_of_the_hub(tmp_path):

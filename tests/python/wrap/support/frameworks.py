@@ -19,13 +19,13 @@ def as_launched(rank: int) -> None:
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # one rank alone would use all cores, and wait in a loop
 
 
-def tiny_model(hidden: int = 16) -> Any:
+def tiny_model(hidden: int = 16, words: int = 64) -> Any:
     """Return a model, whose matrices are large enough to be deferred with a hidden size of 64."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=words, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=2
     )
     return transformers.LlamaForCausalLM(config)
 
