@@ -316,7 +316,6 @@ def test_a_checkpointed_method_uses_parameters_of_its_own_on_two_ranks():
         torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 class OneCheckpoint(nn.Module):
     """A model that is one checkpoint over all blocks. Its last product has no bias: autograd unpacks the weight before the
     input, which the recomputation of all blocks makes. Nothing of the module after it is saved."""
@@ -376,6 +375,7 @@ def test_one_checkpoint_of_several_units_has_the_gradients_of_torch(optimizers, 
             assert losses == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_pass_that_makes_a_graph_is_the_first_of_its_step(stage):
     model, optimizer, loss = retained(stage=stage)
