@@ -136,6 +136,10 @@ std::span<const std::byte> ChunkReader::next() {
   const Chunk& chunk = place.chunk;
   read_[number % slots_].wait();
   const auto bytes = slot(number).subspan(chunk.offset - in_blocks(chunk).offset, chunk.bytes);
+  if (place.record) {
+    place.record->require_intact(bytes, files_[place.file]->path());
+    return payload_of(place.record->shape, bytes);
+  }
   require(checksum(bytes) == chunk.seal, Code::bad_record, [&] {
     return Problem{.what = "cannot use a chunk: its bytes differ from those that were written",
                    .where = fmt::format("{}, bytes {} to {}", files_[place.file]->path().string(), chunk.offset,

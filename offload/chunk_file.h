@@ -1,5 +1,5 @@
 // Files of chunks, for checkpoints: written once from beginning to end, and read in an order that is known in advance.
-// The caller keeps the location and the seal of each chunk.
+// The caller keeps the location and the seal of each chunk. Records of record files are read as chunks, too.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/host_pages.h"
 #include "offload/io_queue.h"
+#include "offload/record_format.h"
 
 namespace ballast::offload {
 
@@ -60,6 +61,7 @@ class ChunkWriter {
 struct ChunkPlace {
   std::size_t file = 0;
   Chunk chunk{};
+  std::optional<KnownRecord> record{};  // none: the chunk's own seal counts
 };
 
 // Used by one thread. The queue outlives the reader.
@@ -72,8 +74,8 @@ class ChunkReader {
   ChunkReader(ChunkReader&&) = delete;
   ~ChunkReader();
 
-  // Returns the next chunk, which stays valid until the next call. Throws B3202 with the file and the bytes if the
-  // chunk is damaged; the chunk after it can still be read.
+  // Returns the next chunk, or a record's payload, which stays valid until the next call. Throws B3202 with the file and
+  // the bytes, or the tile, if it is damaged; the chunk after it can still be read.
   std::span<const std::byte> next();
 
  private:

@@ -149,15 +149,25 @@ HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const 
 }
 
 std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected,
-                         std::span<std::byte> record) {
+                         std::span<const std::byte> record) {
   const HeadCheck head = check_head(shape, name, record.first(block_bytes));
   if (!head.problem.empty()) return head.problem;
   if (head.seals != expected) return "it is intact, but not the newest that was written";
   const auto first = record.subspan(block_bytes, shape.first_bytes);
   if (region_seal(shape, name, 0, first) != expected.first) return "its first region is damaged";
   if (record.size() < block_bytes + shape.payload_bytes) return {};
-  const auto rest = payload_of(shape, record).subspan(shape.first_bytes);
+  const auto rest = record.subspan(block_bytes, shape.payload_bytes).subspan(shape.first_bytes);
   return region_seal(shape, name, 1, rest) == expected.rest ? "" : "its payload is damaged";
+}
+
+std::string KnownRecord::text(const std::filesystem::path& file) const {
+  return fmt::format("{}, tile {}, generation {}", file.string(), name.tile, name.generation);
+}
+
+void KnownRecord::require_intact(std::span<const std::byte> record, const std::filesystem::path& file) const {
+  const std::string problem = check_record(shape, name, seals, record);
+  if (!problem.empty())
+    fail(Code::bad_record, {.what = fmt::format("cannot use a record: {}", problem), .where = text(file)});
 }
 
 void write_commit(const RecordShape& shape, const Commit& commit, std::span<std::byte> slot) {

@@ -96,7 +96,19 @@ HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const 
 
 // Returns the problem of a record, empty if there is none. If only a part of the record was read, checks only the first
 // region.
-std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected, std::span<std::byte> record);
+std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected,
+                         std::span<const std::byte> record);
+
+// A record as it was written.
+struct KnownRecord {
+  RecordShape shape{};
+  RecordName name{};
+  Seals seals{};
+
+  std::string text(const std::filesystem::path& file) const;  // names the file and the tile
+  // Throws B3202 with file, tile and damage for other bytes.
+  void require_intact(std::span<const std::byte> record, const std::filesystem::path& file) const;
+};
 
 struct Commit {
   std::uint64_t generation = 0;

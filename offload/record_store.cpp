@@ -73,14 +73,9 @@ void remove_damage_mark(const std::filesystem::path& records) noexcept {
 }
 
 void PendingRead::check() const {
-  const auto name = [&] {
-    return fmt::format("{}, tile {}, generation {}", file_->path().string(), name_.tile, name_.generation);
-  };
   try {
-    wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", name()); });
-    const std::string problem = check_record(shape_, name_, expected_, record_);
-    require(problem.empty(), Code::bad_record,
-            [&] { return Problem{.what = fmt::format("cannot use a record: {}", problem), .where = name()}; });
+    wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", known_.text(file_->path())); });
+    known_.require_intact(record_, file_->path());
   } catch (const Error&) {
     if (is_kept_) mark_damaged(file_->path());
     throw;
@@ -89,8 +84,8 @@ void PendingRead::check() const {
 
 std::span<std::byte> PendingRead::payload() const {
   check();
-  const bool whole = record_.size() >= block_bytes + shape_.payload_bytes;
-  return record_.subspan(block_bytes, whole ? shape_.payload_bytes : shape_.first_bytes);
+  const bool whole = record_.size() >= block_bytes + known_.shape.payload_bytes;
+  return record_.subspan(block_bytes, whole ? known_.shape.payload_bytes : known_.shape.first_bytes);
 }
 
 RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options)
@@ -221,25 +216,28 @@ PendingRead RecordStore::read_first(std::size_t tile, std::span<std::byte> recor
 
 PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const {
   check(tile, record, bytes);
-  const Stripe& stripe = *stripes_[places_.file_of(tile)];
+  const ChunkPlace place = place_of(tile);
+  const Stripe& stripe = *stripes_[place.file];
   PendingRead read;
-  read.shape_ = shape_;
-  {
-    const std::lock_guard lock(*newest_);
-    const bool uncommitted = written_[tile].started;
-    read.name_ = {tile, last_.generation + (uncommitted ? 1 : 0)};
-    read.expected_ = (uncommitted ? next_ : current_)[tile];
-  }
+  read.known_ = *place.record;
   read.record_ = record.first(bytes);
   read.file_ = &stripe.file;
   read.is_kept_ = is_kept_;
   read.log_ = log_;
-  read.completion_ =
-      stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, read.name_.generation), read.record_});
+  read.completion_ = stripe.queue->submit({IoKind::read, &stripe.file, place.chunk.offset, read.record_});
   const std::lock_guard lock(*newest_);
   std::erase_if(reads_, [](const Completion& known) { return known.is_done(); });
   reads_.push_back(read.completion_);
   return read;
+}
+
+ChunkPlace RecordStore::place_of(std::size_t tile) const {
+  const std::lock_guard lock(*newest_);
+  const bool uncommitted = written_.at(tile).started;
+  const RecordName name{tile, last_.generation + (uncommitted ? 1 : 0)};
+  return {.file = places_.file_of(tile),
+          .chunk = {places_.offset_of(tile, name.generation), block_bytes + shape_.payload_bytes, 0},
+          .record = KnownRecord{shape_, name, (uncommitted ? next_ : current_)[tile]}};
 }
 
 Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/runtime/host_pages.h"
+#include "offload/chunk_file.h"
 #include "offload/io_queue.h"
 #include "offload/record_format.h"
 
@@ -63,9 +64,7 @@ class PendingRead {
   friend class RecordStore;
 
   Completion completion_;
-  RecordShape shape_;
-  RecordName name_;
-  Seals expected_;
+  KnownRecord known_;
   std::span<std::byte> record_;
   const File* file_ = nullptr;
   bool is_kept_ = false;
@@ -110,6 +109,9 @@ class RecordStore {
   // the first region, first_record_bytes() of memory suffice.
   PendingRead read(std::size_t tile, std::span<std::byte> record) const;
   PendingRead read_first(std::size_t tile, std::span<std::byte> record) const;
+
+  // The newest written record of a tile as a chunk, in the file of the drive with this number.
+  ChunkPlace place_of(std::size_t tile) const;
 
   // The payload's part of a record in memory, which the caller fills before write().
   std::span<std::byte> payload(std::span<std::byte> record) const { return payload_of(shape_, record); }

@@ -211,7 +211,7 @@ void bind_reading(py::module_& module) {
       .def_readonly("item_bytes", &SavedTensor::item_bytes)
       .def_readonly("shape", &SavedTensor::shape)
       .def_readonly("kind", &SavedTensor::kind, "The kind of chunks with state; None: they are elements as they are.")
-      .def_readonly("steps", &SavedTensor::steps, "Steps that have trained it.")
+      .def_readwrite("steps", &SavedTensor::steps, "Steps that have trained it.")
       .def_readonly("pieces", &SavedTensor::pieces)
       .def_property_readonly("elements", &SavedTensor::elements)
       .def("chunk_bytes", &SavedTensor::chunk_bytes, py::arg("elements"))
@@ -323,31 +323,14 @@ void bind_piece_reader(py::module_& module) {
 }
 
 void bind_runs(py::module_& module) {
-  py::class_<RecordedRun>(module, "RecordedRun")
+  py::class_<RecordedRun>(module, "RecordedRun", "The newest commit of a run.")
       .def(py::init<const std::string&, const std::string&>(), py::arg("directory"), py::arg("name"), Released())
-      .def_property_readonly("step", &RecordedRun::step)
-      .def_property_readonly("ranks", &RecordedRun::ranks)
-      .def_property_readonly("rule", &RecordedRun::rule)
-      .def_property_readonly(
-          "moments", [](const RecordedRun& run) { return moments_of(run.names()); }, "Torch's names of the moments.")
-      .def("note",
-           [](RecordedRun& run) {
-             const auto note = run.note();
-             return py::bytes(reinterpret_cast<const char*>(note.data()), note.size());
-           })
-      .def("tensors",
-           [](const RecordedRun& run) {
-             std::vector<std::pair<std::string, std::vector<std::size_t>>> shapes;
-             for (const Tensor& tensor : run.tensors())
-               shapes.emplace_back(tensor.name, tensor.shape);
-             return shapes;
-           })
-      .def(
-          "copy",
-          [](RecordedRun& run, const std::string& tensor, std::size_t first, const StatePart& into) {
-            run.copy(tensor, {first, into.memory.count}, into.memory);
-          },
-          py::arg("tensor"), py::arg("first"), py::arg("into"), Released());
+      .def("checkpoint", &RecordedRun::checkpoint, "The commit as a checkpoint of the trained tensors.", Released())
+      .def_property_readonly("trained", &RecordedRun::trained, "Their names in the order of units.")
+      .def("note", [](RecordedRun& run) {
+        const auto note = run.note();
+        return py::bytes(reinterpret_cast<const char*>(note.data()), note.size());
+      });
   module.def(
       "runs_in", [](const std::string& directory) { return runs_in(directory); }, py::arg("directory"));
 }

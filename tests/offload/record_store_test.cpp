@@ -15,6 +15,7 @@
 
 using namespace ballast;
 using namespace ballast::offload;
+using Catch::Contains;
 
 namespace {
 
@@ -49,6 +50,40 @@ TEST_CASE("a committed generation is read by this store and by a reopened one, o
       CHECK(std::ranges::equal(again.note(), rig.note(step)));
     }
   }
+}
+
+TEST_CASE("committed records are read as chunks, and others in their places are named") {
+  StoreRig rig(2);
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_step(store, 2);
+  std::vector<ChunkPlace> places;
+  for (std::size_t tile = 0; tile < rig.shape.tiles; ++tile)
+    places.push_back(store.place_of(tile));
+  const std::vector files{rig.file(0), rig.file(1)};
+  const auto problem_of = [&](const ChunkPlace& place) -> std::string {
+    try {
+      ChunkReader(files, {place}, *rig.drives()[0].queue).next();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  ChunkReader reader(files, places, *rig.drives()[0].queue);
+  for (std::size_t tile = 0; tile < rig.shape.tiles; ++tile)
+    CHECK(std::ranges::equal(reader.next(), store.read(tile, rig.record()).payload()));
+
+  ChunkPlace other = places[1];
+  other.chunk.offset = places[3].chunk.offset;
+  CHECK_THAT(problem_of(other), Contains("B3202 cannot use a record: it is tile 3, written to the wrong place") &&
+                                    Contains(files[1].string() + ", tile 1, generation 3"));
+  flip_byte(files[0], places[2].chunk.offset + block_bytes + rig.shape.first_bytes);
+  CHECK_THAT(problem_of(places[2]), Contains("its payload is damaged"));
+  CHECK(problem_of(places[0]).empty());
+  rig.write_step(store, 3);
+  CHECK(problem_of(places[0]).empty());  // the last generation but one stays
+  rig.write_step(store, 4);
+  CHECK_THAT(problem_of(places[0]), Contains("it is of generation 5"));
 }
 
 TEST_CASE("a store with fewer tiles than drives is opened again") {

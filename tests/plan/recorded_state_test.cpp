@@ -70,6 +70,30 @@ TEST_CASE("a range of a tensor is found in the records that have it") {
   CHECK(parts[1].range == Range{128, 72});
 }
 
+// Readers of checkpoints find state in a record as in a chunk.
+TEST_CASE("a record is laid out as a chunk of a whole tile") {
+  for (const StateFormat format : all_state_formats) {
+    PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
+    options.format = format;
+    options.names = {"exp_avg", "exp_avg_sq"};
+    options.names.own_values = 2;
+    options.full_records = true;
+    const CompiledPlan plan(plain_model(2), options);
+    const auto state = RecordedState::of(describe(plan), options.names);
+    REQUIRE(state.has_value());
+    std::vector<std::byte> payload(state->shape().payload_bytes);
+    const TileMemory recorded = plan.blocks().recorded(1, 0, 128, payload.data());
+    const TileMemory chunk = state->kind(1).tile(payload.data(), state->described().tile_elements[1]);
+    CHECK(std::tie(chunk.format, chunk.parameter_dtype, chunk.parameter, chunk.master, chunk.momentum,
+                   chunk.variance) == std::tie(recorded.format, recorded.parameter_dtype, recorded.parameter,
+                                               recorded.master, recorded.momentum, recorded.variance));
+    CHECK(chunk.momentum_scales == recorded.momentum_scales);
+    CHECK(chunk.variance_scales == recorded.variance_scales);
+    CHECK(chunk.own.array(1) == recorded.own.array(1));
+    CHECK(chunk.own.count == 2);
+  }
+}
+
 TEST_CASE("a description whose tiles are not those of its layout is not used") {
   PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
   std::vector<std::string> lines = describe(CompiledPlan(plain_model(2), options));

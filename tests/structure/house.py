@@ -15,7 +15,7 @@ LAYERS = {
     "zero/comm": ["kernels"],
     "zero/plan": ["offload", "optim"],
     "zero/engine": ["zero/comm", "zero/plan"],
-    "zero/runs": ["zero/engine"],
+    "zero/runs": ["zero/engine", "zero/checkpoint"],
     "zero/checkpoint": ["zero/comm", "zero/plan"],
     "zero": ["zero/runs", "zero/checkpoint"],
     "python": ["zero"],

@@ -115,6 +115,40 @@ TEST_CASE("ranks read records on other hosts through the ranks there") {
   }
 }
 
+// A tile that ranks pass on begins as zeros, so padding is zero too.
+TEST_CASE("records that come from other hosts have the bytes of those that the rank reads itself") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory together;
+  KeptRun run = run_of(3);
+  run.hosts = {"a", "a", "b"};
+  begun(run, directory);
+  for (const char* host : {"a", "b"})
+    std::filesystem::copy(directory.path() / host, together.path(), std::filesystem::copy_options::recursive);
+  const auto payloads_after = [&](const std::vector<std::string>& hosts, const std::filesystem::path& drives) {
+    run.ranks = 2;
+    run.hosts = hosts;
+    run.directory = drives;
+    CHECK(train(run, 0).failures == no_failures(run.ranks));
+    std::vector<std::byte> payloads;
+    for (std::size_t rank = 0; rank < run.ranks; ++rank) {
+      const auto queue = offload::open_queue();
+      const auto folder = (hosts.empty() ? drives : drives / hosts[rank]) / fmt::format("mine-rank-{}", rank);
+      const offload::Drive drive{folder, queue.get()};
+      const offload::StoreOptions options{.name = "state-2"};
+      const auto store =
+          offload::RecordStore::open(offload::RecordStore::look({&drive, 1}, options)->shape, {&drive, 1}, options);
+      const HostPages memory = map_host_pages(store.record_bytes(), "a record");
+      for (std::size_t tile = 0; tile < store.shape().tiles; ++tile) {
+        const auto payload = store.read(tile, {memory.get(), store.record_bytes()}).payload();
+        payloads.insert(payloads.end(), payload.begin(), payload.end());
+      }
+    }
+    return payloads;
+  };
+  const auto passed_on = payloads_after({"b", "a"}, directory.path());
+  CHECK((passed_on == payloads_after({}, together.path())));
+}
+
 TEST_CASE("a run of which a host is gone is refused with the ranks whose records are missing") {
   const TemporaryDirectory directory;
   KeptRun run = run_of(4);

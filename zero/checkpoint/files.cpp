@@ -375,6 +375,18 @@ std::vector<SavedPiece> SavedTensor::pieces_of(const Range& range) const {
   return found;
 }
 
+TileMemory SavedTensor::tile_of(const std::string& name, const SavedPiece& piece, std::byte* chunk) const {
+  const auto known = std::ranges::find(torch_types, dtype, &TorchType::name)->ours;
+  require(known.has_value(), Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("cannot load a parameter of {}", dtype),
+                   .where = name,
+                   .needed = "float32, bfloat16 or float16"};
+  });
+  const std::size_t elements = record_elements > 0 ? record_elements : piece.range.count;
+  return kernels::part(kind.value_or(ChunkKind{.parameter = *known}).tile(chunk, elements), piece.in_record,
+                       piece.range.count);
+}
+
 std::map<std::string, std::string> moments_of(const optim::StateNames& names) {
   std::map<std::string, std::string> moments;
   if (!names.momentum.empty()) moments["momentum"] = names.momentum;
@@ -480,39 +492,33 @@ PieceReader::PieceReader(std::vector<std::filesystem::path> files, const std::ve
 }
 
 std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std::string& name) {
-  if (current_ && is_same(*current_, piece.place)) return now_;
-  current_.reset();
-  if (ahead_ == 0) {
-    chunks_.emplace(files_, std::vector{piece.place}, *queue_);
-    ahead_ = 1;
+  if (!current_ || !is_same(*current_, piece.place)) {
+    if (ahead_ == 0) {
+      chunks_.emplace(files_, std::vector{piece.place}, *queue_);
+      ahead_ = 1;
+    }
+    --ahead_;
+    current_ = piece.place;
+    failure_.reset();
+    try {
+      now_ = chunks_->next();
+    } catch (const Error& error) {
+      failure_ = error;
+    }
   }
-  --ahead_;
-  try {
-    now_ = chunks_->next();
-  } catch (const Error& error) {
-    if (error.code() != Code::bad_record) throw;
-    Problem problem = error.problem();
-    problem.where += fmt::format(": {}, elements {} to {}", name, piece.range.first, piece.range.end());
-    fail(Code::bad_record, problem);
-  }
-  current_ = piece.place;
-  return now_;
+  if (!failure_) return now_;
+  Problem problem = failure_->problem();
+  problem.where += fmt::format(": {}, elements {} to {}", name, piece.range.first, piece.range.end());
+  fail(failure_->code(), problem);
 }
 
 void PieceReader::copy(const std::string& name, const SavedTensor& tensor, std::size_t first, const TileMemory& into) {
   if (into.parameter_dtype == DType::u8) {
     return copy(name, tensor, {first, into.count / tensor.item_bytes}, into.parameter);
   }
-  const auto dtype = std::ranges::find(torch_types, tensor.dtype, &TorchType::name)->ours;
-  require(dtype.has_value(), Code::wrong_dtype, [&] {
-    return Problem{.what = fmt::format("cannot load a parameter of {}", tensor.dtype),
-                   .where = name,
-                   .needed = "float32, bfloat16 or float16"};
-  });
-  const ChunkKind kind = tensor.kind.value_or(ChunkKind{.parameter = *dtype});
   for (const Cut& cut : cover(tensor.pieces, {first, into.count})) {
     auto* const chunk = const_cast<std::byte*>(go_to(cut.piece, name).data());  // it is only read
-    kernels::copy_state(kernels::part(kind.tile(chunk, cut.piece.range.count), cut.first, cut.count),
+    kernels::copy_state(kernels::part(tensor.tile_of(name, cut.piece, chunk), cut.first, cut.count),
                         kernels::part(into, cut.into, cut.count));
   }
 }
@@ -544,7 +550,7 @@ std::uint64_t RankFiles::finish(std::span<const std::byte> extra, bool is_raw) {
   json chunks = json::object();
   for (const auto& [name, pieces] : chunks_) {
     json& list = chunks[name] = json::array();
-    for (const auto& [range, place] : pieces)
+    for (const auto& [range, place, in_record] : pieces)
       list.push_back({range.first, range.count, place.chunk.offset, text_of(place.chunk.seal)});
   }
   const json described{{"bytes", extra.size()}, {"seal", text_of(seal_of(extra_text))}, {"raw", is_raw}};

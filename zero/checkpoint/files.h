@@ -2,6 +2,7 @@
 // read is checked: a failure is B3202, with the file and what is wrong.
 #pragma once
 
+#include <ballast/error.h>
 #include <ballast/local_state.h>
 
 #include <cstddef>
@@ -21,10 +22,11 @@
 
 namespace ballast {
 
-// Consecutive elements of a tensor, in a chunk of a file.
+// Consecutive elements of a tensor, in a chunk of a file. A record is a chunk that may hold elements of other tensors, too.
 struct SavedPiece {
   Range range{};
   offload::ChunkPlace place{};
+  std::size_t in_record = 0;  // the first element
 };
 
 std::string torch_name(DType dtype);
@@ -37,11 +39,14 @@ struct SavedTensor {
   std::vector<std::size_t> shape{};
   std::optional<ChunkKind> kind{};   // of chunks with state; none: they are the elements as they are
   std::uint64_t steps = 0;           // steps that have trained it
+  std::size_t record_elements = 0;   // elements for which each record that holds it is laid out; 0: it is in no records
   std::vector<SavedPiece> pieces{};  // in order; they hold each element once
 
   std::size_t elements() const;
   std::size_t chunk_bytes(std::size_t count) const { return kind ? kind->bytes(count) : count * item_bytes; }
   std::vector<SavedPiece> pieces_of(const Range& range) const;  // those that hold these elements, in order
+  // The elements of a piece with their state, in the memory of its chunk.
+  TileMemory tile_of(const std::string& name, const SavedPiece& piece, std::byte* chunk) const;
 };
 using SavedTensors = std::map<std::string, SavedTensor>;
 
@@ -126,6 +131,7 @@ class PieceReader {
   std::optional<offload::ChunkReader> chunks_{};
   std::size_t ahead_ = 0;  // chunks that it still has
   std::optional<offload::ChunkPlace> current_{};
+  std::optional<Error> failure_{};  // of its read
   std::span<const std::byte> now_{};
 };
 

@@ -318,9 +318,7 @@ RecordedState::RecordedState(Described described, Layout layout, const optim::St
               {.format = described_.format, .names = names, .full_records = true}) {
   const auto named = names_in_runs(described_.model);
   for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
-    first_record_.push_back(tiles_.size());
-    for (std::size_t tile = 0; tile < layout_.units[unit].tiles.size(); ++tile)
-      tiles_.emplace_back(unit, tile);
+    first_record_.push_back(std::exchange(records_, records_ + layout_.units[unit].tiles.size()));
     for (std::size_t tensor = 0; tensor < named[unit].size(); ++tensor) {
       if (!described_.model.units[unit].tensors[tensor].frozen) tensors_[named[unit][tensor]] = {unit, tensor};
     }
@@ -355,9 +353,12 @@ std::vector<RecordedState::Part> RecordedState::parts_of(const std::string& name
   return parts;
 }
 
-TileMemory RecordedState::tile(std::size_t record, std::byte* payload) const {
-  const auto [unit, tile] = tiles_.at(record);
-  return blocks_.recorded(unit, tile, layout_.units[unit].tiles[tile].count, payload);
+ChunkKind RecordedState::kind(std::size_t unit) const {
+  std::byte anywhere{};
+  const TileMemory tile = blocks_.recorded(unit, 0, 0, &anywhere);
+  ChunkKind kind = kind_of(tile, false);
+  kind.own_values = tile.own.count;
+  return kind;
 }
 
 }  // namespace ballast

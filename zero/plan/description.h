@@ -2,6 +2,8 @@
 // there where each element is. A pure value, the same on every rank.
 #pragma once
 
+#include <ballast/local_state.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -76,10 +78,12 @@ class RecordedState {
   static std::optional<RecordedState> of(std::span<const std::string> lines, const optim::StateNames& names);
 
   const Described& described() const { return described_; }
-  offload::RecordShape shape() const { return blocks_.shape(tiles_.size()); }  // the run and rank are left out
-  std::vector<std::string> trained() const;                                    // names_in_runs(), in the order of units
+  offload::RecordShape shape() const { return blocks_.shape(records_); }  // the run and rank are left out
+  // Unit and tensor of each trained one, by its name in names_in_runs().
+  const std::map<std::string, std::pair<std::size_t, std::size_t>>& tensors() const { return tensors_; }
+  std::vector<std::string> trained() const;  // these names in the order of units
   std::vector<Part> parts_of(const std::string& name, Range range) const;
-  TileMemory tile(std::size_t record, std::byte* payload) const;
+  ChunkKind kind(std::size_t unit) const;  // of each of its tiles, which is laid out for its `tile_elements`
 
  private:
   RecordedState(Described described, Layout layout, const optim::StateNames& names);
@@ -87,9 +91,9 @@ class RecordedState {
   Described described_;
   Layout layout_;
   Blocks blocks_;
-  std::vector<std::pair<std::size_t, std::size_t>> tiles_;              // unit and tile of each record
-  std::vector<std::size_t> first_record_;                               // one for each unit
-  std::map<std::string, std::pair<std::size_t, std::size_t>> tensors_;  // trained ones by name: unit and tensor
+  std::size_t records_ = 0;                // of a rank
+  std::vector<std::size_t> first_record_;  // one for each unit
+  std::map<std::string, std::pair<std::size_t, std::size_t>> tensors_;
 };
 
 }  // namespace ballast

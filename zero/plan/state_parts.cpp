@@ -11,7 +11,8 @@ constexpr std::size_t part_alignment = 64;  // a cache line
 
 optim::StateLayout state_of(const ChunkKind& kind, std::size_t elements) {
   const optim::StateNames names{.momentum = kind.momentum ? "momentum" : "",
-                                .variance = kind.variance ? "variance" : ""};
+                                .variance = kind.variance ? "variance" : "",
+                                .own_values = kind.own_values};
   return {{.format = *kind.format, .parameter = kind.parameter, .names = names}, elements};
 }
 

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "kernels/state_access.h"
-#include "kernels/update.h"
 #include "offload/run_directory.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
@@ -39,7 +38,7 @@ class RunRewrite {
       : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
     for (std::size_t rank = 0; rank < world.size(); ++rank) {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
-        if (!sees(rank, shard)) receivers_.insert(rank);
+        if (run.nearest(shard, rank).seen_by != rank) receivers_.insert(rank);
       }
     }
   }
@@ -75,22 +74,22 @@ class RunRewrite {
   // not.
   void write(offload::RecordStore& store) {
     const HostPages memory = map_host_pages(records_under_way * store.record_bytes(), "records of a run's new ranks");
+    const HostPages of_others =
+        receivers_.empty() ? HostPages{} : map_host_pages(store.record_bytes(), "a record of another rank");
     std::array<offload::Completion, records_under_way> written;
     offload::InFlight under_way;  // ends before the memory does
+    on_all_ranks(world_, [&] { announce(store.shape().tiles); });
     for (std::size_t record = 0; record < store.shape().tiles; ++record) {
       const std::size_t turn = record % records_under_way;
       const std::span<std::byte> bytes{memory.get() + turn * store.record_bytes(), store.record_bytes()};
-      const auto place = own_.plan.tile_of(record);
-      const std::size_t unit = place.first, tile = place.second;  // Clang 14 captures no structured bindings
-      const Range& range = own_.plan.layout().units[unit].tiles[tile];
-      const TileMemory into = own_.plan.blocks().recorded(unit, tile, range.count, store.payload(bytes).data());
       on_all_ranks(world_, [&] {
         written[turn].wait();
         std::ranges::fill(bytes, std::byte{0});  // padding between tensors
       });
-      receive(unit, range, into);
+      for (const std::size_t rank : receivers_)
+        pass_on(record, rank, store.payload(rank == own_.rank() ? bytes : std::span(of_others.get(), bytes.size())));
       on_all_ranks(world_, [&] {
-        copy_seen(moves_into(unit, range, world_.rank()), into);
+        fill(record, own_.rank(), store.payload(bytes));
         written[turn] = store.write(record, bytes);
         under_way.add(written[turn]);
       });
@@ -99,74 +98,60 @@ class RunRewrite {
   }
 
  private:
-  // Elements that go from a record into a tile.
-  struct Move {
-    RecordedState::Part from{};
-    std::size_t into = 0;  // the first element of the tile
-  };
-  using Source = std::pair<std::size_t, std::size_t>;  // shard and record
-  static Source source_of(const Move& move) { return {move.from.shard, move.from.record}; }
-
-  // Returns what a rank of this job needs for a tile: a range of its shard of a unit's trained tensors.
-  std::vector<Move> moves_into(std::size_t unit, const Range& range, std::size_t rank) const {
+  // The parts of tensors in a rank's tile.
+  std::vector<TensorPart> parts_in(std::size_t record, std::size_t rank) const {
+    const auto [unit, tile] = own_.plan.tile_of(record);
     const UnitLayout& layout = own_.plan.layout().units[unit];
-    const std::size_t shard = shard_of(own_.plan.placement(), rank);
-    std::vector<Move> moves;
-    for (const TensorPart& part : tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard, range)) {
-      for (const RecordedState::Part& from : state_.parts_of(names_[unit][part.tensor], part.range)) {
-        moves.push_back({from, part.in_shard - range.first + from.range.first - part.range.first});
+    return tensors_in(own_.plan.model().units[unit], layout, layout.trained, shard_of(own_.plan.placement(), rank),
+                      layout.tiles[tile]);
+  }
+  const std::string& name_of(std::size_t record, const TensorPart& part) const {
+    return names_[own_.plan.tile_of(record).first][part.tensor];
+  }
+
+  // Reads ahead what this rank reads for others, and what it reads for itself, in the order of the tiles.
+  void announce(std::size_t tiles) {
+    std::vector<std::size_t> ranks(receivers_.begin(), receivers_.end());
+    std::erase(ranks, own_.rank());
+    ranks.push_back(own_.rank());
+    std::vector<SavedPiece> wanted;
+    for (const std::size_t rank : ranks)
+      tensors_[rank] = records_.tensors(state_, rank, own_.rank());
+    for (std::size_t record = 0; record < tiles; ++record) {
+      for (const std::size_t rank : ranks) {
+        for (const TensorPart& part : parts_in(record, rank))
+          std::ranges::copy(tensors_[rank].at(name_of(record, part)).pieces_of(part.range), std::back_inserter(wanted));
       }
     }
-    return moves;
+    reader_.emplace(records_.files(), wanted);
   }
 
-  // Whether a rank of this job has records of the shard on its own drives.
-  bool sees(std::size_t rank, std::size_t shard) const { return run_.nearest(shard, rank).seen_by == rank; }
-
-  // Copies what comes from one record, whose payload is in memory.
-  void copy(const std::vector<Move>& moves, Source source, std::byte* payload, const TileMemory& into) const {
-    const TileMemory tile = state_.tile(source.second, payload);
-    for (const Move& move : moves) {
-      if (source_of(move) != source) continue;
-      const auto& [part, begin] = move;
-      kernels::copy_state(kernels::part(tile, part.in_tile, part.range.count),
-                          kernels::part(into, begin, part.range.count));
+  // Fills a rank's tile with what this rank reads for it.
+  void fill(std::size_t record, std::size_t rank, std::span<std::byte> payload) {
+    const auto [unit, tile] = own_.plan.tile_of(record);
+    const Range& range = own_.plan.layout().units[unit].tiles[tile];
+    const TileMemory into = own_.plan.blocks().recorded(unit, tile, range.count, payload.data());
+    for (const TensorPart& part : parts_in(record, rank)) {
+      const std::string& name = name_of(record, part);
+      reader_->copy(name, tensors_[rank].at(name), part.range.first,
+                    kernels::part(into, part.in_shard - range.first, part.range.count));
     }
   }
 
-  // Reads the records that this rank sees, and copies what comes from them.
-  void copy_seen(const std::vector<Move>& moves, const TileMemory& into) {
-    Source last{SIZE_MAX, 0};
-    for (const Move& move : moves) {
-      const Source source = source_of(move);
-      if (source == last || !sees(own_.rank(), move.from.shard)) continue;
-      last = source;
-      copy(moves, source, records_.read(run_.nearest(source.first, own_.rank()), source.second).data(), into);
+  // Fills the tile of a rank that does not see all of its records: those that see them do it in turn.
+  void pass_on(std::size_t record, std::size_t rank, std::span<std::byte> payload) {
+    std::set<std::size_t> senders;
+    for (const TensorPart& part : parts_in(record, rank)) {
+      for (const RecordedState::Part& from : state_.parts_of(name_of(record, part), part.range))
+        senders.insert(run_.nearest(from.shard, rank).seen_by);
     }
-  }
-
-  // Records that a rank needs and does not see: one that sees them sends them to all. Every rank knows what the others need.
-  void receive(std::size_t unit, const Range& range, const TileMemory& into) {
-    for (const std::size_t rank : receivers_) {
-      const auto moves = moves_into(unit, range, rank);
-      Source last{SIZE_MAX, 0};
-      for (const auto& move : moves) {
-        const Source source = source_of(move);
-        if (source == last || sees(rank, source.first)) continue;
-        last = source;
-        const WholeRun::Copy& copy_to_send = run_.nearest(source.first, rank);
-        std::span<std::byte> payload;
-        on_all_ranks(world_, [&] {
-          if (copy_to_send.seen_by == world_.rank()) {
-            payload = records_.read(copy_to_send, source.second);
-          } else {
-            if (!received_) received_ = map_host_pages(state_.shape().payload_bytes, "a record of another rank");
-            payload = {received_.get(), state_.shape().payload_bytes};
-          }
-        });
-        world_.broadcast(View(payload.data(), payload.size(), DType::u8), copy_to_send.seen_by);
-        if (rank == world_.rank()) copy(moves, source, payload.data(), into);
-      }
+    senders.erase(rank);
+    std::ranges::fill(payload, std::byte{0});
+    for (const std::size_t sender : senders) {
+      on_all_ranks(world_, [&] {
+        if (sender == own_.rank()) fill(record, rank, payload);
+      });
+      world_.broadcast(View(payload.data(), payload.size(), DType::u8), sender);
     }
   }
 
@@ -177,7 +162,8 @@ class RunRewrite {
   Communicator& world_;
   const std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
   std::set<std::size_t> receivers_{};                  // ranks that do not see all records
-  HostPages received_{};
+  std::map<std::size_t, SavedTensors> tensors_{};  // with the pieces that this rank reads, by the rank that needs them
+  std::optional<PieceReader> reader_{};
 };
 
 class RunAdoption {

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <ballast/error.h>
-#include <ballast/model.h>
-#include <ballast/view.h>
 
 #include <fmt/format.h>
 
@@ -19,15 +17,13 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/state_access.h"
-#include "kernels/update.h"
 #include "optim/state_layout.h"
 #include "zero/comm/thread_communicator.h"
 #include "zero/runs/search.h"
 
 namespace ballast {
 
-// The newest commit that all ranks have. One thread uses it. A training may overwrite the records meanwhile: then reads throw B3202.
+// The newest commit that all ranks have. A training may overwrite the records meanwhile: then reads throw B3202.
 class RecordedRun {
  public:
   // Opens the run `name` in a directory that has the records of all ranks, and writes nothing. Throws B1001 if it has not begun,
@@ -35,17 +31,12 @@ class RecordedRun {
   RecordedRun(const std::filesystem::path& directory, const std::string& name);
   RecordedRun(RecordedRun&&) = delete;
 
-  std::uint64_t step() const { return run_.step; }
-  std::size_t ranks() const { return run_.placement.ranks(); }
-  const std::string& rule() const {
-    return state_.described().rule;
-  }  // as optim::name() has it, and the number of its own values
-  const optim::StateNames& names() const { return names_; }  // torch's names of the moments
+  // The commit as a checkpoint, with the trained tensors alone. Its pieces are records. The optimizer is the rule as
+  // optim::name() has it, with the number of its own values.
+  SavedCheckpoint checkpoint();
+  std::vector<std::string> trained() const { return state_.trained(); }  // the names in the order of units
   // The note of a rank: with trainings of Python they are the same on all.
   std::span<const std::byte> note() { return records_.note_of(run_.copies.front().front()); }
-  // The trained ones, in the order of units, with names of their own.
-  const std::vector<Tensor>& tensors() const { return tensors_; }
-  void copy(const std::string& tensor, Range range, const TileMemory& into);  // into as many elements
 
  private:
   WholeRun whole_run() const;
@@ -66,23 +57,24 @@ class RecordedRun {
   optim::StateNames names_{};
   RecordedState state_;
   EarlierRecords records_{drives_, run_, run_.shape_of(state_, known_run_id(seen_))};
-  std::vector<Tensor> tensors_{};
 };
 
 inline RecordedRun::RecordedRun(const std::filesystem::path& directory, const std::string& name)
     : options_{.directories = {directory}, .run = name, .allow_network = true},
       seen_(search_.find_all(record_files_on(directory, name))),
       run_(whole_run()),
-      state_(recorded_state()) {
-  const Model& model = state_.described().model;
-  const auto named = names_in_runs(model);
-  for (std::size_t unit = 0; unit < named.size(); ++unit) {
-    for (std::size_t tensor = 0; tensor < named[unit].size(); ++tensor) {
-      if (model.units[unit].tensors[tensor].frozen) continue;
-      tensors_.push_back(model.units[unit].tensors[tensor]);
-      tensors_.back().name = named[unit][tensor];
-    }
-  }
+      state_(recorded_state()) {}
+
+inline SavedCheckpoint RecordedRun::checkpoint() {
+  SavedCheckpoint found{.ranks = run_.placement.ranks(),
+                        .optimizers = {{.step = run_.step,
+                                        .optimizer = state_.described().rule,
+                                        .moments = moments_of(names_),
+                                        .own_step = names_.own_values > 0}},
+                        .tensors = records_.tensors(state_, 0, 0),
+                        .converted_from = "a run"};
+  found.files = records_.files();
+  return found;
 }
 
 inline WholeRun RecordedRun::whole_run() const {
@@ -106,14 +98,6 @@ inline RecordedState RecordedRun::recorded_state() {
   });
   names_ = *known;
   return std::move(*found);
-}
-
-inline void RecordedRun::copy(const std::string& tensor, Range range, const TileMemory& into) {
-  for (const auto& [shard, record, in_tile, part] : state_.parts_of(tensor, range)) {
-    std::byte* const payload = records_.read(run_.nearest(shard, 0), record).data();
-    kernels::copy_state(kernels::part(state_.tile(record, payload), in_tile, part.count),
-                        kernels::part(into, part.first - range.first, part.count));
-  }
 }
 
 // The names of the runs that have records in a directory, in order.

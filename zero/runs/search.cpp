@@ -64,6 +64,27 @@ RecordedState RunSearch::state_of(const WholeRun& run) const {
   return std::move(*state);
 }
 
+SavedTensors EarlierRecords::tensors(const RecordedState& state, std::size_t rank, std::size_t reader) {
+  SavedTensors tensors;
+  for (const auto& [name, place] : state.tensors()) {
+    const Unit& unit = state.described().model.units[place.first];
+    const Tensor& tensor = unit.tensors[place.second];
+    SavedTensor saved{.role = "trained",
+                      .dtype = torch_name(unit.dtype),
+                      .item_bytes = byte_size(unit.dtype),
+                      .shape = tensor.shape,
+                      .kind = state.kind(place.first),
+                      .steps = run_.step,
+                      .record_elements = state.described().tile_elements[place.first]};
+    for (const auto& [shard, record, in_tile, range] : state.parts_of(name, {0, tensor.elements()})) {
+      const WholeRun::Copy& copy = run_.nearest(shard, rank);
+      if (copy.seen_by == reader) saved.pieces.push_back({range, place_of(copy, record), in_tile});
+    }
+    tensors.emplace(name, std::move(saved));
+  }
+  return tensors;
+}
+
 bool is_in_place(const WholeRun& run, std::span<const SeenRecords> seen, const OwnRun& own, std::size_t ranks) {
   if (run.digest != own.shape.content_digest) return false;
   for (std::size_t rank = 0; rank < ranks; ++rank) {

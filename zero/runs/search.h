@@ -15,7 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/runtime/host_pages.h"
+#include "offload/chunk_file.h"
+#include "zero/checkpoint/files.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/engine/record_lane.h"
 #include "zero/plan/description.h"
@@ -192,63 +193,69 @@ class EarlierRecords {
       : drives_(drives), run_(run), shape_(shape) {}
 
   // Whether a copy, which this rank sees, has the heads of all records; are_intact() reads all of their bytes, too.
-  bool are_there(const WholeRun::Copy& copy) { return opened(copy) != nullptr; }
+  bool are_there(const WholeRun::Copy& copy) { return opened(copy).store.has_value(); }
 
   bool are_intact(const WholeRun::Copy& copy) {
     return drives_.unless_damaged([&] {
+      std::vector<offload::ChunkPlace> places;
       for (std::size_t record = 0; record < shape_.tiles; ++record)
-        read(copy, record);
+        places.push_back(place_of(copy, record));
+      offload::ChunkReader reader(files_, places, *drives_.queues.front());
+      for (std::size_t record = 0; record < shape_.tiles; ++record)
+        reader.next();
       return true;
     });
   }
 
-  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return store_of(copy).note(); }
+  std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return whole(copy).store->note(); }
 
-  // A record's payload, until the next call.
-  std::span<std::byte> read(const WholeRun::Copy& copy, std::size_t record) {
-    offload::RecordStore& store = store_of(copy);
-    const std::pair wanted(name_of(copy), record);
-    if (in_memory_ == wanted) return payload_;
-    if (!memory_) memory_ = map_host_pages(store.record_bytes(), "a record that is taken over");
-    in_memory_ = {{SIZE_MAX, false}, 0};  // invalid until the record is there
-    payload_ = store.read(record, {memory_.get(), store.record_bytes()}).payload();
-    in_memory_ = wanted;
-    return payload_;
-  }
+  // The trained tensors of the run, with the pieces that this rank, `reader`, reads for a rank of this job. They are in files().
+  SavedTensors tensors(const RecordedState& state, std::size_t rank, std::size_t reader);
+  const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
-  using Name = std::pair<std::size_t, bool>;  // rank, and whether it is its mirror
-  static Name name_of(const WholeRun::Copy& copy) { return {copy.rank, copy.is_mirror}; }
+  struct Opened {
+    std::optional<offload::RecordStore> store{};  // none: records are damaged
+    std::size_t first_file = 0;
+  };
 
-  offload::RecordStore* opened(const WholeRun::Copy& copy) {
-    const auto [found, is_new] = stores_.try_emplace(name_of(copy));
+  Opened& opened(const WholeRun::Copy& copy) {
+    const auto [found, is_new] = stores_.try_emplace(std::pair(copy.rank, copy.is_mirror));
     if (is_new) {
       const RecordFiles files = run_.files_of(copy);
+      const std::vector<offload::Drive> drives = drives_.drives(files);
       offload::RecordShape shape = shape_;
       shape.rank = static_cast<std::uint32_t>(copy.rank);
-      offload::RecordStore store =
-          offload::RecordStore::open(shape, drives_.drives(files), drives_.files_of(files, false));
-      if (store.go_to(run_.point)) found->second.emplace(std::move(store));
+      offload::RecordStore store = offload::RecordStore::open(shape, drives, drives_.files_of(files, false));
+      found->second.first_file = files_.size();
+      for (const offload::Drive& drive : drives)
+        files_.push_back(drives_.files_of(files).path_in(drive.directory));
+      if (store.go_to(run_.point)) found->second.store.emplace(std::move(store));
     }
-    return found->second ? &*found->second : nullptr;
+    return found->second;
   }
 
-  offload::RecordStore& store_of(const WholeRun::Copy& copy) {
-    offload::RecordStore* const store = opened(copy);
-    require(store != nullptr, Code::bad_record, [&] {
+  Opened& whole(const WholeRun::Copy& copy) {
+    Opened& found = opened(copy);
+    require(found.store.has_value(), Code::bad_record, [&] {
       return Problem{.what = "cannot take over records: some of them are missing or damaged",
                      .where = drives_.first_directory(run_.files_of(copy))};
     });
-    return *store;
+    return found;
+  }
+
+  offload::ChunkPlace place_of(const WholeRun::Copy& copy, std::size_t record) {
+    const Opened& found = whole(copy);
+    offload::ChunkPlace place = found.store->place_of(record);
+    place.file += found.first_file;
+    return place;
   }
 
   const RunDrives& drives_;
   const WholeRun& run_;
   offload::RecordShape shape_;
-  std::map<Name, std::optional<offload::RecordStore>> stores_{};  // none: records are damaged
-  HostPages memory_{};
-  std::pair<Name, std::size_t> in_memory_{{SIZE_MAX, false}, 0};  // the name, and the record
-  std::span<std::byte> payload_{};
+  std::map<std::pair<std::size_t, bool>, Opened> stores_{};  // by rank, and whether it is its mirror
+  std::vector<std::filesystem::path> files_{};
 };
 
 // Whether each rank sees its own records of the run at its commit. Records that are known to be damaged count only where

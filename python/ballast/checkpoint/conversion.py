@@ -19,10 +19,11 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.distributed import METADATA
 from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
-from ballast.checkpoint.foreign import as_checkpoint, source_of
+from ballast.checkpoint.foreign import as_checkpoint, source_of, trained_in_fp32
 from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
 from ballast.checkpoint.kinds import kind_of, refuse_without_checkpoint
 from ballast.checkpoint.manifest import Checkpoint, parameters_of, slices
+from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.saving import INDEX_BYTES, packed
 from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.tensors import SLICE, state_part
@@ -69,32 +70,44 @@ class Conversion:
         self._path, self._directory = path, directory
         self._kind = _foreign_kind(path)
         _require_no_checkpoint(directory)
-        self._source: Source = source_of(path)
-        names = self._source.names()
-        moments = self._moments_kept(names)
-        trained = [name for name in names if self._source.state(name)]
-        self._checkpoint = as_checkpoint(self._source, self._kind, moments, dict.fromkeys(names), trained)
-        self._entries = self._checkpoint.tensors
+        self._trained_only = self._kind == "run"
+        self._checkpoint: Checkpoint = recorded(path) if self._trained_only else self._converted(source_of(path))
+        self._moments = self._checkpoint.optimizers[0].moments
+        if not self._moments:
+            refuse(
+                "cannot convert a checkpoint without optimizer state to one that a training resumes",
+                where=str(path),
+                needed="moments, such as exp_avg",
+                remedy="ballast.load(model, checkpoint) reads its weights, and `ballast export` writes them.",
+            )
+        self._entries = {
+            name: each if each.kind is None else trained_in_fp32(each.shape, self._moments, each.steps)
+            for name, each in self._checkpoint.tensors.items()
+        }
 
     def run(self) -> Converted:
-        if self._source.trained_only:
+        if self._trained_only:
             log.warning("%s holds no frozen parameters and no buffers: those of the model will stay", self._path)
         try:
             written = self._write()
         except OSError as error:
             fail_of_system(error)
         trained = [each for each in self._entries.values() if each.role == "trained"]
-        moments = [*self._checkpoint.optimizers[0].moments.values()]
-        return Converted(self._checkpoint.step, len(self._entries), len(trained), moments, written)
+        return Converted(self._checkpoint.step, len(self._entries), len(trained), [*self._moments.values()], written)
 
     # --- What there is ---
 
-    def _moments_kept(self, names: Iterable[str]) -> dict[str, str]:
+    def _converted(self, source: Source) -> Checkpoint:
+        self._trained_only, names = source.trained_only, source.names()
+        trained = [name for name in names if source.state(name)]
+        return as_checkpoint(source, self._kind, self._moments_kept(source, names), dict.fromkeys(names), trained)
+
+    def _moments_kept(self, source: Source, names: Iterable[str]) -> dict[str, str]:
         """Return torch's names of the moments, by the library's."""
         known = moments_by_name()
         found: dict[str, str] = {}
         for name in names:
-            for key in sorted(set(self._source.state(name)) - {STEP}):
+            for key in sorted(set(source.state(name)) - {STEP}):
                 kind = known.get(key, "")
                 if not kind or found.setdefault(kind, key) != key:
                     refuse(
@@ -103,13 +116,6 @@ class Conversion:
                         needed=f"moments of one optimizer: {', '.join(known)}",
                         remedy="ballast.load() reads the weights alone.",
                     )
-        if not found:
-            refuse(
-                "cannot convert a checkpoint without optimizer state to one that a training resumes",
-                where=str(self._path),
-                needed="moments, such as exp_avg",
-                remedy="ballast.load(model, checkpoint) reads its weights, and `ballast export` writes them.",
-            )
         return {kind: found[kind] for kind in ("momentum", "variance") if kind in found}
 
     # --- Writing ---
@@ -145,15 +151,16 @@ class Conversion:
         """Write the files of the only rank, and return the bytes of its data."""
         files, reader = _core.RankFiles(str(folder), rank=0), self._checkpoint.reader()
         for name, entry in self._entries.items():
-            kinds = ["parameter", *self._checkpoint.optimizers[0].moments] if entry.kind is not None else ["parameter"]
+            kinds = ["parameter", *self._moments] if entry.kind is not None else ["parameter"]
+            stored = self._checkpoint.tensors[name]
             for first, count in slices(entry.elements, SLICE):
                 values = {kind: torch.empty(count, dtype=getattr(torch, entry.dtype), device="cpu") for kind in kinds}
                 if entry.kind is None:
                     address, size = values["parameter"].data_ptr(), values["parameter"].nbytes
-                    reader.copy_elements(name, entry, (first, count), address)
+                    reader.copy_elements(name, stored, (first, count), address)
                     files.append_memory(address, size, name, (first, count))
                 else:
-                    reader.copy(name, entry, first, state_part(values))
+                    reader.copy(name, stored, first, state_part(values))
                     files.append(state_part(values), name, (first, count))
         return files.finish(packed(None), raw=False)
 

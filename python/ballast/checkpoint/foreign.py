@@ -1,4 +1,4 @@
-"""Checkpoints that other programs wrote, and runs, as those of Ballast: a map of their tensors, and a reader of their files."""
+"""Checkpoints that other programs wrote as those of Ballast: a map of their tensors, and a reader of their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is
 from ballast.checkpoint.distributed import content_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of
 from ballast.checkpoint.manifest import Checkpoint, Reader
-from ballast.checkpoint.recorded import Recorded
+from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
 from ballast.checkpoint.tensors import buffers_by_name, parameter_names, parameters_by_name, saved_tensor, state_part
 from ballast.checkpoint.torch_file import StandIn
@@ -64,8 +64,6 @@ def source_of(path: Path, names: Names | None = None) -> Source:
             needed="a checkpoint with the optimizer's state, such as the folder with an optimizer.pt too",
             remedy="ballast.load(model, files) reads parameters.",
         )
-    if kind == "run":
-        return Recorded(path)
     raise AssertionError(kind)
 
 
@@ -155,9 +153,12 @@ def _trained(
             refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one for each parameter with state")
         if kept.shape != of_moments and not _is_flat(source, kept, of_moments):
             refuse(f"the checkpoint holds {moment} of shape {kept.shape}", where=name, needed=f"{of_moments}")
+    return trained_in_fp32(shape, moments, steps_made(source, name, needed="variance" in moments))
+
+
+def trained_in_fp32(shape: Sequence[int], moments: Collection[str], steps: int) -> _core.SavedTensor:
     has = {kind: kind in moments for kind in ("momentum", "variance")}
     kind = _core.ChunkKind(parameter=_core.DType.fp32, format=_core.StateFormat.fp32, **has)
-    steps = steps_made(source, name, needed=has["variance"])
     return saved_tensor("trained", torch.float32, shape, kind=kind, steps=steps)
 
 
@@ -178,6 +179,8 @@ class ForeignPlace:
                 f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
                 needed="an optimizer that the library has a rule for, such as AdamW",
             )
+        if kind_of(self.path) == "run":
+            return recorded(self.path)
         names = parameter_names(self._model, [access])
         trained = [names[id(each)] for _, each in access.parameters() if each.requires_grad]
         known = {**parameters_by_name(self._model, [access]), **buffers_by_name(self._model)}

@@ -24,7 +24,6 @@ OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 
 # What others write, and what reads it here.
 FOREIGN = {
-    "run": "a run",
     "distributed": "a directory of torch.distributed.checkpoint",
     "universal": "a universal checkpoint of DeepSpeed",
     "deepspeed": "a checkpoint of DeepSpeed",
@@ -36,7 +35,7 @@ READERS = {
     "it, and `ballast export` writes its parameters to safetensors files.",
     "safetensors": "ballast.load() reads them.",
 }
-READERS |= dict.fromkeys(("universal", "deepspeed", "torch", "run"), READERS["distributed"])
+READERS |= dict.fromkeys(("universal", "deepspeed", "torch"), READERS["distributed"])
 
 
 def kind_of(path: Path) -> str:

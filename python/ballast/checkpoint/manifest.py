@@ -63,7 +63,7 @@ class Checkpoint:
     converted_from: str  # not empty: there are no groups, and untrained tensors may be missing
     written_by: str
     extras: list[_core.SavedExtra]  # one for each rank
-    files: list[str]  # with the chunks of each rank
+    files: list[str]  # with the chunks of each rank, or the records of a run
     names: dict[str, str] = field(default_factory=dict)  # those in a model, where they differ
     extra: Any = None  # where the ranks have none
     fetch: Callable[[Sequence[_core.Piece]], None] = lambda wanted: None  # gets what is not in the files yet
@@ -157,14 +157,17 @@ def fail_replaced(directory: Path | str) -> NoReturn:
 
 def parse(directory: Path, text: bytes) -> Checkpoint:
     """Return the checkpoint of this manifest, with the pieces that the ranks' own files name."""
-    found = _core.parse_checkpoint(str(directory), text)
+    return checkpoint_of(_core.parse_checkpoint(str(directory), text), str(directory / MANIFEST))
+
+
+def checkpoint_of(found: _core.SavedCheckpoint, where: str) -> Checkpoint:
     optimizers = found.optimizers
     return Checkpoint(
         step=found.step,
         folder=found.folder,
         ranks=found.ranks,
         optimizers=optimizers,
-        options=[options_of(each, str(directory / MANIFEST)) for each in optimizers],
+        options=[options_of(each, where) for each in optimizers],
         tensors=found.tensors,
         converted_from=found.converted_from,
         written_by=found.written_by,
@@ -211,7 +214,7 @@ def problems_in(checkpoint: Checkpoint) -> Iterator[str]:
             extra.read()
         except Error as error:
             yield _line(error)
-    by_file: dict[int, list[tuple[int, _core.Piece, str]]] = {rank: [] for rank in range(checkpoint.ranks)}
+    by_file: dict[int, list[tuple[int, _core.Piece, str]]] = {file: [] for file in range(len(checkpoint.files))}
     for name, tensor in checkpoint.tensors.items():
         for piece in tensor.pieces:
             by_file[piece.file].append((piece.offset, piece, name))

@@ -18,6 +18,7 @@ from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, Reader, parameters_of
+from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.tensors import read_state
 from ballast.checks import fail, refuse
@@ -77,8 +78,9 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     is_remote = isinstance(files, str) and is_address(files)
     path = Path(files) if isinstance(files, (str, os.PathLike)) and not is_remote else None
     kind = kind_of(path) if path is not None else ""
-    if is_remote or kind == "ballast":
-        checkpoint = RemoteCheckpoint(newest(Remote(str(files)))).read() if path is None else manifest.read(path)
+    if is_remote or kind in ("ballast", "run"):
+        read = recorded if kind == "run" else manifest.read
+        checkpoint = RemoteCheckpoint(newest(Remote(str(files)))).read() if path is None else read(path)
         return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), has_masters=False)

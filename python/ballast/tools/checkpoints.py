@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -14,12 +13,9 @@ from typing import Any
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import kind_of, run_at
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, parameters_of, problems_of, slices
-from ballast.errors import Error
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, checkpoint_of, parameters_of, problems_in, problems_of
 from ballast.sizes import human_size, parse_size
 from ballast.tools import Answer, add_command
-
-READ_AT_ONCE = 1 << 20  # elements of a tensor that `ballast verify` reads of a run
 
 OF_SAVE = "the directory of ballast.save()"
 
@@ -60,17 +56,22 @@ def _content(text: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     return content
 
 
+def _commit_of(chosen: argparse.Namespace) -> _core.SavedCheckpoint:
+    return _core.RecordedRun(*map(str, run_at(Path(chosen.directory)))).checkpoint()
+
+
 def _inspect_run(chosen: argparse.Namespace) -> Answer:
-    run = _core.RecordedRun(*map(str, run_at(Path(chosen.directory))))
-    tensors = dict(run.tensors())
-    elements = sum(map(math.prod, tensors.values()))
+    run = _commit_of(chosen)
+    saved, tensors = run.optimizers[0], run.tensors
+    elements = sum(each.elements for each in tensors.values())
     lines = [
-        f"step        {run.step}, the newest of a run on {_counted(run.ranks, 'rank')}",
-        f"optimizer   {run.rule}; moments: {', '.join(run.moments.values()) or 'none'}",
+        f"step        {saved.step}, the newest of a run on {_counted(run.ranks, 'rank')}",
+        f"optimizer   {saved.optimizer}; moments: {', '.join(saved.moments.values()) or 'none'}",
         f"trained     {_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}",
-        *(["", *(f"{name}  {shape}" for name, shape in tensors.items())] if chosen.tensors else []),
+        *(["", *(f"{name}  {each.shape}" for name, each in tensors.items())] if chosen.tensors else []),
     ]
-    return Answer("\n".join(lines), {"step": run.step, "ranks": run.ranks, "rule": run.rule, "tensors": tensors})
+    shapes = {name: each.shape for name, each in tensors.items()}
+    return Answer("\n".join(lines), {"step": saved.step, "ranks": run.ranks, "rule": saved.optimizer, "tensors": shapes})
 
 
 def _summary(checkpoint: Checkpoint) -> list[str]:
@@ -118,27 +119,11 @@ def add_verify(commands: Any) -> None:
 
 def verify(chosen: argparse.Namespace) -> Answer:
     is_run = kind_of(Path(chosen.directory)) == "run"
-    problems = _problems_of_run(Path(chosen.directory)) if is_run else problems_of(chosen.directory)
-    what = "each parameter and moment of the newest step" if is_run else "every byte"
+    run = checkpoint_of(_commit_of(chosen), chosen.directory) if is_run else None
+    problems = problems_of(chosen.directory) if run is None else [*problems_in(run)]
+    what = "every byte" if run is None else "each record of the newest step"
     text = "\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum"
     return Answer(text, {"problems": problems}, code=1 if problems else 0)
-
-
-def _problems_of_run(path: Path) -> list[str]:
-    from ballast.checkpoint.recorded import Recorded  # imports torch, which few commands need
-
-    problems, source = [], Recorded(path)
-    for name in source.names():
-        tensor = source.tensor(name)
-        assert tensor is not None
-        for first, count in slices(tensor.elements, READ_AT_ONCE):
-            try:
-                tensor.read_part(first, count)
-            except Error as error:
-                problems.append(
-                    f"{error.code} {error.what_happened}: {error.where}: {name}, elements {first} to {first + count}"
-                )
-    return problems
 
 
 EXPORT_EXAMPLES = """\

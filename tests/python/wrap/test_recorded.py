@@ -8,6 +8,7 @@ from pathlib import Path
 import ballast
 import pytest
 import torch
+from ballast import _core
 from ballast.tools.command_line import main
 from python.wrap.support.kept_runs import Layers, kept_in, losses_until, train
 from python.wrap.support.loops import keywords
@@ -19,6 +20,12 @@ STEPS = 3
 
 def keep_a_run(rank: int, folder: str) -> None:
     train(Layers(), rank, STEPS, tile=128, **kept_in(Path(folder)))
+
+
+def keep_a_run_in_bf16(rank: int, folder: str) -> None:
+    model = Layers().bfloat16()
+    model.register_forward_pre_hook(lambda module, batch: batch[0].bfloat16())
+    train(model, rank, STEPS, tile=128, state_format="compact", **kept_in(Path(folder)))
 
 
 def save(rank: int, folder: str) -> None:
@@ -35,6 +42,18 @@ def resume(rank: int, folder: str, options: dict) -> list[float]:
     ballast.load_checkpoint(folder, model, optimizer)
     assert optimizer.steps == STEPS
     return losses_until(2 * STEPS, model, optimizer, rank)
+
+
+def masters_and_moments(rank: int, folder: str) -> dict:
+    model = Layers()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    ballast.load_checkpoint(folder, model, optimizer)
+    assert optimizer.steps == STEPS
+    state = optimizer.state
+    return {
+        name: [each.tolist(), *((state[each][moment] + 0).tolist() for moment in ("exp_avg", "exp_avg_sq"))]
+        for name, each in model.named_parameters()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +82,18 @@ def test_the_weights_of_a_run_are_exported(folders, tmp_path):
     model = Layers()
     ballast.load(model, folders[0])
     assert torch.equal(model.two.weight, exported[1]["two.weight"])
+
+
+def test_compact_state_of_a_run_is_read_with_its_masters(tmp_path):
+    """A record is laid out for a whole tile, and has scales."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    run_ranks(2, keep_a_run_in_bf16, str(run))
+    [loaded] = run_ranks(1, masters_and_moments, str(run))
+    assert main(["convert", str(run), str(other)]) == 0
+    assert [loaded] == run_ranks(1, masters_and_moments, str(other))
+    run_ranks(3, keep_a_run_in_bf16, str(run))  # it takes the run over, and makes no step
+    assert [loaded] == run_ranks(1, masters_and_moments, str(run))
 
 
 def test_a_run_is_converted_to_a_checkpoint_that_has_its_moments(folders, tmp_path):
@@ -94,6 +125,20 @@ def test_damaged_and_missing_records_are_named(tmp_path, capsys):
     records.write_bytes(content)
     assert main(["verify", str(tmp_path)]) != 0
     assert "B3202" in "".join(capsys.readouterr())
+
+
+def test_each_tensor_in_a_damaged_record_is_named_and_no_other(tmp_path, capsys):
+    train(Layers(), 0, STEPS, tile=1024, **kept_in(tmp_path))
+    [piece] = _core.RecordedRun(str(tmp_path), "mine").checkpoint().tensors["one.bias"].pieces
+    records = tmp_path / "mine-rank-0" / "state.records"
+    content = bytearray(records.read_bytes())
+    content[piece.offset + 4096] ^= 1
+    records.write_bytes(content)
+    assert main(["verify", str(tmp_path), "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert all(each.startswith("B3202 cannot use a record: its first region is damaged: ") for each in problems)
+    damaged = sorted(each.rpartition(": ")[2] for each in problems)
+    assert damaged == ["one.bias, elements 0 to 20", "one.weight, elements 0 to 400"]
 
 
 def test_runs_of_others_beside_a_folder_change_nothing(tmp_path):

@@ -42,6 +42,7 @@ struct ChunkKind {
   std::optional<StateFormat> format{};  // none: the parameter alone
   bool momentum = false;
   bool variance = false;
+  std::size_t own_values = 0;  // values of the trainer's own; in records alone
 
   std::size_t bytes(std::size_t elements) const;
   TileMemory tile(std::byte* chunk, std::size_t elements) const;
