@@ -5,7 +5,7 @@ import pytest
 
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drive_space": "30TB"}
 SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
-CARD = {"ranks": 1, "gpu": "rtx4090", "rates": {"host_memory": "200GB/s"}, "headroom": 0}
+CARD = {"ranks": 1, "gpu": "rtx4090", "rates": {"host_memory": "400GB/s"}, "headroom": 0}
 PAIRS = [(state, gradients) for state in ("split", "bf16", "compact", "4bit") for gradients in ("fp32", "bf16")]
 
 

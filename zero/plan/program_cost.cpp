@@ -218,4 +218,11 @@ double seconds_of(const Op& op, const SimulationInput& input) {
   return 0;
 }
 
+double seconds_of_host_memory(const Op& op, const SimulationInput& input) {
+  const bool is_there = op.lane == Lane::host || op.lane == Lane::upload || op.lane == Lane::download;
+  const bool counts = !input.machine.shares_cores && input.machine.host_memory > 0;
+  if (!counts || !(is_there || is_of_drives(op.lane))) return 0;
+  return static_cast<double>(bytes_moved(op, input.placement)) / input.machine.host_memory;
+}
+
 }  // namespace ballast

@@ -25,6 +25,10 @@ struct SimulationInput {
 std::size_t bytes_moved(const Op& op, const Placement& placement);  // counts processed bytes too
 double seconds_of(const Op& op, const SimulationInput& input);
 
+// The seconds for which the bytes that the operation moves in the host's memory would take all of its rate: 0 on CPUs, where
+// those who use it take turns on the cores.
+double seconds_of_host_memory(const Op& op, const SimulationInput& input);
+
 // The seconds that a collective takes of the links inside of a host, and of those between hosts.
 struct LinkSeconds {
   double inside = 0;

@@ -27,6 +27,52 @@ bool needs_links(const Op& op) {
                               op.kind == OpKind::distribute);
 }
 
+// The host's memory of a machine with GPUs. Copies over links and of drives take turns there; its processor gets what they leave.
+class HostMemory {
+ public:
+  // Returns the end of a copy that needs all of the memory for `seconds` between `begin` and `end`.
+  double copy(std::size_t task, Lane lane, double begin, double end, double seconds) {
+    end = std::max(end, turns_.take(task, begin, seconds).end);
+    const double part = seconds / (end - begin);
+    copies_[index(lane)].push_back({begin, end, part});
+    owed_ += amount(works_, begin, end, [&](const Use& work) { return std::max(0.0, part - work.part); });
+    return end;
+  }
+
+  // Returns the end of an operation of the processor, which needs all of the memory for a part of its seconds.
+  double work(double begin, double seconds, double needed) {
+    double taken = std::exchange(owed_, 0.0);
+    const double end = begin + seconds;
+    for (const std::vector<Use>& lane : copies_)
+      taken += amount(lane, begin, end, [](const Use& copy) { return copy.part; });
+    const double left = seconds - needed - taken;
+    if (seconds > 0) works_.push_back({begin, end + std::max(0.0, -left), std::max(0.0, left) / seconds});
+    return end + std::max(0.0, -left);
+  }
+
+ private:
+  struct Use {
+    double begin;
+    double end;
+    double part;  // of the memory: what a copy takes, and what an operation leaves
+  };
+
+  // Adds up what each use between two times has for a second. Uses of a lane are sorted by time.
+  template <class Part>
+  static double amount(const std::vector<Use>& lane, double begin, double end, const Part& part) {
+    double sum = 0;
+    for (auto use = lane.rbegin(); use != lane.rend() && use->end > begin; ++use)
+      sum += std::max(0.0, std::min(end, use->end) - std::max(begin, use->begin)) * part(*use);
+    return sum;
+  }
+
+  SharedTime turns_;
+  std::array<std::vector<Use>, lane_count> copies_{};
+  std::vector<Use> works_;
+  double owed_ =
+      0;  // seconds of copies that came to operations which are simulated already: the next one is later for them
+};
+
 class Walk {
  public:
   explicit Walk(const SimulationInput& input) : in_(input), size_(input.program.ops.size()) {
@@ -91,6 +137,7 @@ class Walk {
     } else {
       span.end = span.begin + span.busy;
       if (needs_links(op)) use_links(op, span, self);
+      use_host_memory(op, span, self);
     }
     if (op.lane == Lane::fetch) fetched_ += span.busy;
     if (op.lane == Lane::disk) span.end += std::exchange(fetched_, 0.0);
@@ -113,6 +160,13 @@ class Walk {
     span.end -= needed.sum();
     take_turn(links_inside_, needed.inside, span, self);
     take_turn(links_across_, needed.across, span, self);
+  }
+
+  void use_host_memory(const Op& op, Span& span, std::size_t self) {
+    const double seconds = seconds_of_host_memory(op, in_);
+    if (seconds == 0) return;
+    span.end = op.lane == Lane::host ? host_memory_.work(span.begin, span.end - span.begin, seconds)
+                                     : host_memory_.copy(self, op.lane, span.begin, span.end, seconds);
   }
 
   // All later operations begin when the trainer has passed this one.
@@ -148,6 +202,7 @@ class Walk {
   SharedTime products_;      // products on a GPU
   SharedTime links_inside_;  // links of a host; gathers and reductions have lanes of their own, and the same links
   SharedTime links_across_;
+  HostMemory host_memory_;
   std::array<std::size_t, lane_count> lane_last_{};
   std::array<double, phase_count> exposed_{};
   std::size_t begin_of_step_ = 0;

@@ -1,7 +1,7 @@
 // Predicts the time of a step on any machine. An operation begins when the trainer has come to it, its lane is free,
 // and the operations that it waits for are done. On a CPU it takes turns with all others. On GPUs gathers and reductions
-// take turns on the links between ranks, and products of updates with those of the model. Three steps are walked and the
-// last one counts, because steps overlap.
+// take turns on the links between ranks, and products of updates with those of the model; the host's processor gets what copies
+// over links and of drives leave of its memory. Three steps are walked and the last one counts, because steps overlap.
 #pragma once
 
 #include <vector>
