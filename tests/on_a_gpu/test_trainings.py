@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -71,5 +72,9 @@ def test_a_rehearsal_trains_on_an_emulated_gpu_and_continues_after_a_cut(tmp_pat
     for name in ("1b-masters", "1b-host", "32b"):
         assert figures[name]["losses"][-1] < figures[name]["losses"][0]
     assert figures["32b"]["gb_per_second/upload"] > 0 and figures["32b"]["planned_bytes"] > 0
+    with tarfile.open(tmp_path / "out" / "logs.tar.gz") as archive:
+        timelines = [name for name in archive.getnames() if name.startswith("timelines/")]
+        assert timelines == ["timelines/timeline-1b-host.json", "timelines/timeline-32b.json"]
+        assert json.load(archive.extractfile(timelines[1]))
     page = (tmp_path / "out" / "page.md").read_text()
     assert page.startswith("# A rehearsal") and "| 32b learns | " in page and "finite, and falls | holds |" in page

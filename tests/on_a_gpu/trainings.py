@@ -150,7 +150,7 @@ def made_model(case: Case, place: Place) -> Any:
         return made(CONFIGS[case.model], place.device, dtype, CHUNK if case.is_checkpointed else None)
 
 
-def measured(case: Case, place: Place) -> dict[str, Any]:
+def measured(name: str, case: Case, place: Place) -> dict[str, Any]:
     """Train on one batch. A step is timed from the end of a forward pass to that of the next one, where the loop reads the loss
     as most loops do: updates may run behind the next forward pass."""
     import torch
@@ -175,7 +175,7 @@ def measured(case: Case, place: Place) -> dict[str, Any]:
     steps = [after - before for before, after in zip(read[WARM_UP:], read[WARM_UP + 1 :])]
     figures = {"losses": losses, "seconds": median(steps), "setup_seconds": read[0] - began, **place.memory()}
     if case.system == "ballast":
-        figures |= of_ballast(optimizer, place.work / f"timeline-{place.device}.json")
+        figures |= of_ballast(optimizer, place.work / f"timeline-{name}.json")
         optimizer.close(gather=False)
     elif case.system == "torch":
         figures["passes_seconds"] = seconds_of_passes(model, tokens, place)
@@ -298,7 +298,7 @@ def train(name: str, place: Place) -> None:
     if case.options.get("offload") == ON_DRIVE:
         case = replace(case, options={**case.options, "offload": {"state": f"nvme:{drive}"}})
     used = small(case) if place.is_small else case
-    found = {**planned, **measured(used, place), "tokens": case.tokens, "device": place.device}
+    found = {**planned, **measured(name, used, place), "tokens": case.tokens, "device": place.device}
     print(figures_line(name, found))
     speed = case.tokens / found["seconds"]
     print(f"== {speed:,.0f} tokens/s, loss {found['losses'][0]:.4f} to {found['losses'][-1]:.4f}")
