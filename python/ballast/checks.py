@@ -84,7 +84,6 @@ def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "", rem
 
 
 def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the first word that is not known."""
     names = list(known)
     for word in words:
         one_of(kind, word, names)

@@ -225,7 +225,6 @@ class _Importing:
         return bool(found)
 
     def _number(self, key: str, *, integer_from: int | None = None) -> Any:
-        """Take a number, or None."""
         found = self._take(key)
         is_in_range = integer_from is None or (isinstance(found, int) and found >= integer_from)
         if found is not None and not (is_number(found) and is_in_range):

@@ -62,8 +62,6 @@ MOST = {
 
 
 class TreatedActivations(NamedTuple):
-    """What the caller says about activations."""
-
     amount: int | str  # bytes, or one of TREATMENTS
     tier: str  # the tier of activations until backward
 
@@ -244,7 +242,6 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
 
     @property
     def cores(self) -> int:
-        """The cores of a machine."""
         return self.measured.cores if self.measured is not None else self.hardware.host.cores
 
     @property
@@ -266,8 +263,8 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
         """Bytes of a rank that the plan leaves free, by tier: activations are estimated, and allocators leave gaps. Of a small
         host the system takes all."""
         host = 0 if self.has_one_pool else (self.host_memory or 0) // self.ranks_of_machine
-        host_free = min(headroom_of(host, self.headroom), host - self.host_reserve)
-        return {"device": headroom_of(self.hardware.memory, self.headroom), "host": host_free}
+        host_free = min(int(host * self.headroom), host - self.host_reserve)
+        return {"device": int(self.hardware.memory * self.headroom), "host": host_free}
 
     @property
     def reserved(self) -> int:
@@ -348,11 +345,6 @@ def usual_reserve(linked: int) -> int:
     [2048, 2486, 5120, 5120]
     """
     return RESERVE + RESERVE_OF_PEERS * min(linked - 1, COUNTED_PEERS) // COUNTED_PEERS
-
-
-def headroom_of(size: int, fraction: float) -> int:
-    """Return the bytes of a memory that are left free."""
-    return int(size * fraction)
 
 
 def read_headroom(value: object) -> float:

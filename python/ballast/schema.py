@@ -76,7 +76,6 @@ class Option(Generic[Given, Value]):
 
 
 def options_of(kind: Any) -> Mapping[str, Option[Any, Any]]:
-    """Return the options of a dataclass, by name."""
     return {each.name: inspect.getattr_static(kind, each.name) for each in fields(kind)}
 
 

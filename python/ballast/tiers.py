@@ -59,7 +59,6 @@ def fractions_by_tier(tiers: TierFractions) -> dict[str, float]:
 
 
 def tier_of(word: str) -> str:
-    """Return the tier without its directory."""
     return word.partition(":")[0]
 
 

@@ -98,8 +98,6 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A model that `describe()` has read."""
-
     name: str
     model: _core.Model
     flops: Sequence[float]  # one token's forward pass by unit, without attention between tokens

@@ -52,15 +52,12 @@ def experts_of(config: Any) -> Experts | None:
 
 
 def first_size(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the first of these sizes that the configuration has."""
     found = (getattr(config, name, None) for name in names)
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the model that becomes a unit."""
-
     name: str
     module: torch.nn.Module
     recurse: bool = True  # includes the modules below it

@@ -298,7 +298,6 @@ def _mlp_elements(text: Any, hidden: int, *, is_gated: bool) -> int:
 
 
 def _has(modules: Iterable[torch.nn.Module], names: Iterable[str]) -> bool:
-    """Return whether one of the modules has a layer or a parameter with one of these names."""
     return any(getattr(module, name, None) is not None for module in modules for name in names)
 
 

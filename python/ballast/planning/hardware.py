@@ -70,6 +70,7 @@ def available_memory(machine: MachineFound) -> int:
 
 GIB = 1 << 30
 ATTENTION_REACH = 0.5  # what fused attention reaches of what products do
+CORE_PRODUCTS = 50e9  # operations a second in products of bf16 matrices on a core with AVX2, rounded down
 # How often what lies between products passes over memory in forward (Description.moved): where it is fused, and where each
 # operation of a model in torch is a kernel of its own.
 FUSED_PASSES, EAGER_PASSES = 1.0, 4.0
@@ -156,7 +157,6 @@ UNNAMED_GPU = Gpu(0, 0.0, 1e12, 25e9, 20e9)  # its links are those of PCIe 4
 
 
 def notes_of(gpu: Gpu, formats: Container[_core.DType]) -> list[str]:
-    """Return what a plan says about a GPU that computes with parameters in these formats."""
     notes = [NO_BF16] if _core.DType.bf16 in formats and not gpu.has_bf16 else []
     notes += [IN_FP32] if _core.DType.fp32 in formats else []
     return notes + ([] if gpu.runs_ballast else [NO_ROCM])
@@ -260,16 +260,6 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate], *, ranks_of_machine: int = 1) 
 def replaced_rates(usual: Rates, given: Mapping[str, Rate]) -> Rates:
     all_known("rate", given, vars(usual))
     return replace(usual, **{name: parse_rate(rate) for name, rate in given.items()})
-
-
-def products_of(gpu: Gpu) -> float:
-    """Return the operations a second that products of matrices usually reach."""
-    return gpu.reach * gpu.flops
-
-
-def products_of_cpus(cores: int) -> float:
-    """Return the operations a second that products of bf16 matrices reach with AVX2, rounded down."""
-    return 50e9 * cores
 
 
 def rates_of_cpus(cores: int) -> Rates:

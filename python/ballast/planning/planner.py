@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
@@ -11,7 +11,7 @@ from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.models import ModelLike
-from ballast.options import Options
+from ballast.options import Options, TreatedActivations
 from ballast.planning.request import PlanRequest, by_tier, candidates, fastest_plan, fits, ledgers_of, left_of, request_plan
 from ballast.planning.result import Plan
 from ballast.planning.suggestions import remedy
@@ -19,8 +19,6 @@ from ballast.schema import option_name, option_text, takes
 from ballast.sizes import human_size, human_time
 
 WORTH_A_NOTE = 0.99  # the most time of a step, relative to the plan's
-RESERVED_ON_GPU = "of each GPU are reserved for activations and CUDA"
-
 
 Keywords = ParamSpec("Keywords")
 Result = TypeVar("Result", covariant=True)
@@ -87,10 +85,11 @@ def best(request: PlanRequest) -> Plan:
 
 def _notes_of_kept(request: PlanRequest, plan: Plan) -> list[str]:
     """Return a note where the placement of the plan fits without activation checkpointing, too, and is faster."""
-    placement = plan.core_placement
+    placement = plan._placement
     if not request.offers_kept or request.description.activations is None or placement is None:
         return []
-    kept = request.keeping_activations(plan)
+    formats = {"state_format": (plan.state_format,), "gradient_format": (plan.gradient_format,)}
+    kept = request.changed(activations=TreatedActivations("kept", "device"), stage=plan.stage, **formats)
     if not kept.has_room or not fits(kept, kept.exact.memory(placement), placement):
         return []
     seconds = kept.plan(kept.exact.price(placement)).seconds
@@ -128,65 +127,48 @@ def _require_room(request: PlanRequest) -> None:
     tier that they go to."""
     if request.has_room:
         return
-    left = left_of(request.options, request.activations)
+    options, where, left = request.options, request.description.name, left_of(request.options, request.activations)
+    tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
     if left["device"] <= 0:
-        _refuse_activations(request)
-    elif min(left.values()) < 0:
-        _refuse_offloaded_activations(request)
-    else:
-        _refuse_outer(request, left)
-
-
-def _refuse_activations(request: PlanRequest) -> NoReturn:
-    options = request.options
-    fail(
-        "device_memory",
-        f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
-        where=request.description.name,
-        needed=f"{human_size(request.activations['device'])} {_tokens(options)}, "
-        f"{human_size(options.reserved)} reserved, {human_size(options.left_free['device'])} left free",
-        available=human_size(options.hardware.memory),
-        remedy=remedy(request),
-    )
-
-
-def _refuse_offloaded_activations(request: PlanRequest) -> NoReturn:
-    has = request.options.room
-    away = {tier: size for tier, size in request.activations.items() if tier != "device"}
-    fail(
-        "memory_budget",
-        "activations alone are more than a rank may keep there",
-        where=request.description.name,
-        needed=f"{by_tier(away)} {_tokens(request.options)}",
-        available=by_tier({tier: has[tier] for tier in away}),
-        remedy=remedy(request),
-    )
-
-
-def _refuse_outer(request: PlanRequest, left: Mapping[str, int]) -> NoReturn:
-    needed = request.outer_bytes
-    names = {"host_memory": "host", "drive_space": "nvme"}
-    as_flags = request.as_flags
-    missing = [option_name(name, as_flags=as_flags) for name in request.options.not_given if names[name] in needed]
-    place = "--outer every=N,offload=TIER" if as_flags else "DiLoCo(offload=...)"
+        fail(
+            "device_memory",
+            f"activations alone are more than a {'rank' if options.is_on_cpu else 'GPU'}'s memory",
+            where=where,
+            needed=f"{human_size(request.activations['device'])} {tokens}, "
+            f"{human_size(options.reserved)} reserved, {human_size(options.left_free['device'])} left free",
+            available=human_size(options.hardware.memory),
+            remedy=remedy(request),
+        )
+    if min(left.values()) < 0:
+        away = {tier: size for tier, size in request.activations.items() if tier != "device"}
+        fail(
+            "memory_budget",
+            "activations alone are more than a rank may keep there",
+            where=where,
+            needed=f"{by_tier(away)} {tokens}",
+            available=by_tier({tier: options.room[tier] for tier in away}),
+            remedy=remedy(request),
+        )
+    needed, names = request.outer_bytes, {"host_memory": "host", "drive_space": "nvme"}
+    missing = [option_name(name, as_flags=request.as_flags) for name in options.not_given if names[name] in needed]
+    place = "--outer every=N,offload=TIER" if request.as_flags else "DiLoCo(offload=...)"
     fail(
         "memory_budget",
         "the outer optimizer alone needs more memory than a rank has",
-        where=request.description.name,
+        where=where,
         needed=by_tier(needed),
         available=by_tier({tier: left[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
         remedy=f"Give it another tier ({place}), or more fragments. {remedy(request)}",
     )
 
 
-def _tokens(options: Options) -> str:
-    return f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
-
-
 def _reserved(request: PlanRequest) -> str:
     """Name the memory of a rank's device that the planner cannot use."""
     reserved = human_size(request.activations["device"] + request.options.reserved)
-    whose = "of each rank are reserved for activations, Python and torch" if request.options.is_on_cpu else RESERVED_ON_GPU
+    if request.options.is_on_cpu:
+        whose = "of each rank are reserved for activations, Python and torch"
+    else:
+        whose = "of each GPU are reserved for activations and CUDA"
     on_host = request.options.host_reserve
     host_words = f",{NEXT_LINE}and {human_size(on_host)} of its part of the host for the system and torch" if on_host else ""
     option = option_name("headroom", as_flags=request.as_flags)

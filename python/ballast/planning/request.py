@@ -25,7 +25,7 @@ from ballast.models.description import (
     is_block,
     with_divided_experts,
 )
-from ballast.options import Options, TreatedActivations
+from ballast.options import Options
 from ballast.outer.fragments import exchange_bytes, outer_state, sent_bytes
 from ballast.planning.hardware import ATTENTION_REACH, CORE_UPDATES, GPU_UPDATES, machine, notes_of
 from ballast.planning.result import (
@@ -64,7 +64,6 @@ def coarse_tile(elements: int, *, tile: int = 0) -> int:
 
 
 def has_room_for(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:
-    """Return whether each tier has the memory that is needed."""
     return all(size <= has[tier] for tier, size in needs.items())
 
 
@@ -135,16 +134,13 @@ def _question(
     set_core(question, options)
     question.ranks, question.tile_elements, question.wire = options.ranks_of_host, tile, options.sent.for_core()
     question.update_in_backward = _updates_in_backward(options)
-    question.overlap_gathers = can_wait and _takes_time(options)
+    # wrap() lets updates continue when a step below stage 3 returns if they take time that way, and uses can wait for them.
+    takes_time = not options.is_on_cpu or options.ranks_of_host > 1 or options.offload not in ("auto", "none")
+    question.overlap_gathers = can_wait and takes_time
     question.waits_for_updates = not can_wait
     if len(possible := stages(options)) == 1:
         question.stage = possible[0]
     return question
-
-
-def _takes_time(options: Options) -> bool:
-    """Return whether wrap() lets updates continue when a step below stage 3 returns, where uses can wait for them."""
-    return not options.is_on_cpu or options.ranks_of_host > 1 or options.offload not in ("auto", "none")
 
 
 def _updates_in_backward(options: Options) -> bool:
@@ -289,8 +285,6 @@ def machine_of(options: Options, budget: Mapping[str, int]) -> _core.Machine:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The request of the caller, in the planner's terms."""
-
     options: Options
     description: Description
     budget: Mapping[str, int]  # bytes of a rank that are left for the plan, by tier
@@ -317,19 +311,13 @@ class PlanRequest:
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
-        copied = (
-            "ranks",
-            "expert_parallel",
-            "optimizer",
-            "prefetch",
-            "keep_gathered",
-            "outer",
-            "tokens",
-            "micro_steps",
-            "headroom",
-        )
+        same = ["ranks", "expert_parallel", "optimizer", "prefetch", "keep_gathered", "outer"]
+        same += ["tokens", "micro_steps", "headroom", "price", "train_tokens"]
         entries = choice.ledger if ledger is None else ledger
         exchange = self._exchange(placement)
+        seconds = step.seconds + sum(exchange.values())
+        tiers = {kind: fractions_in(getattr(placement, kind)) for kind in KINDS}
+        tiers["state"] = state_with_parameters(tiers["parameters"], tiers["state"])
         return Plan(
             model=self.description.name,
             parameters=self.description.parameters,
@@ -340,29 +328,24 @@ class PlanRequest:
             wire=options.sent.given(),
             replicas=options.parameter_replicas,
             activation_tier=options.activations.tier,
-            placement=_tiers(placement),
+            placement=tiers,
             memory=self._memory(entries, placement),
             budget=self._budget(),
             fits=fits(self, entries, placement),
-            seconds=step.seconds + sum(exchange.values()),
+            seconds=seconds,
             exposed=step.exposed | exchange,
             critical=step.critical | exchange,
-            tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
+            tokens_per_second=options.ranks * options.tokens * options.micro_steps / seconds,
             efficiency=options.reach / options.hardware.flops,
             assumed=_rates(options) | {"flops": options.reach},
             activations=options.activations.amount,
             sequence=sequence_of(self.description, options) if self.description.attends else 0,
             active_parameters=self.description.active_parameters if self.description.inactive else None,
             notes=self._notes(placement),
-            **{name: getattr(options, name) for name in (*copied, "price", "train_tokens")},
+            **{name: getattr(options, name) for name in same},
             _question=self.exact,
             _placement=placement,
         )
-
-    def keeping_activations(self, plan: Plan) -> PlanRequest:
-        """Return the request for the same stage and formats as the plan, without activation checkpointing."""
-        formats = {"state_format": (plan.state_format,), "gradient_format": (plan.gradient_format,)}
-        return self.changed(activations=TreatedActivations("kept", "device"), stage=plan.stage, **formats)
 
     def not_given(self) -> str:
         """Say which tiers of the machine count as 0 because the caller has not named them."""
@@ -429,10 +412,6 @@ class PlanRequest:
 def request_plan(model: ModelLike, **options: Any) -> PlanRequest:
     """Read the keywords of `plan()`, and describe the model. `pareto_front()` has the same ones."""
     return replace(_described(Options(**options), model), offers_kept=options.get("activations") is None)
-
-
-def _tokens(options: Options) -> int:
-    return options.ranks * options.tokens * options.micro_steps
 
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
@@ -574,12 +553,6 @@ def _rates(options: Options) -> dict[str, float]:
     share_memory = not options.is_on_cpu and 1 < options.ranks_of_host <= options.ranks_of_machine
     unused += [] if share_memory and rates["shared"] > rates["peers"] else ["shared"]
     return {name: rate for name, rate in rates.items() if name not in unused}
-
-
-def _tiers(placement: _core.Placement) -> dict[str, dict[str, float]]:
-    """Return where parameters, gradients and state are: the state is no nearer than the parameters."""
-    by_kind = {kind: fractions_in(getattr(placement, kind)) for kind in KINDS}
-    return by_kind | {"state": state_with_parameters(by_kind["parameters"], by_kind["state"])}
 
 
 # --- What a request leaves open ---

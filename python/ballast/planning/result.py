@@ -10,7 +10,6 @@ from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats, formats_in_words
-from ballast.options import headroom_of
 from ballast.outer.options import DiLoCo
 from ballast.planning.hardware import CPU, SHARED_RATES, UNNAMED
 from ballast.sizes import human_amount, human_count, human_parameters, human_size, human_time
@@ -126,18 +125,13 @@ class Plan:
             return None
         return self.price * self.ranks / HOUR * self.training_seconds
 
-    @property
-    def core_placement(self) -> _core.Placement | None:
-        """The placement as the C++ planner takes it; None in a plan that is copied field by field."""
-        return self._placement
-
     def bytes_in(self, tier: str) -> int:
         """Return the bytes of a rank in "device", "host" or "nvme"."""
         return sum(self.memory[tier].values())
 
     def limit_of(self, tier: str) -> int:
         """Return the bytes of a tier that the plan may use: all that a rank has there, without the headroom."""
-        return self.budget[tier] - (headroom_of(self.budget[tier], self.headroom) if tier != "nvme" else 0)
+        return self.budget[tier] - (int(self.budget[tier] * self.headroom) if tier != "nvme" else 0)
 
     def rows_of(self, tier: str) -> dict[str, int]:
         """Return the bytes of a rank in a tier in the rows of the text, which add up owners of `memory`. Buffers that change no

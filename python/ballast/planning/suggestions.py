@@ -122,8 +122,12 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     if options.parameter_replicas > 1:
         axes.append([Change.of({"replicas": 1}, replicas=1)])
     if request.description.activations and isinstance(options.activations.amount, str):
-        axes.append(_smaller_activations(options))
-        axes.append(_activations_on_device(request))
+        away = [tier for tier, size in options.room.items() if size > 0]
+        treated = options.activations.tier
+        # Less of the device: other tiers that the machine has, activation checkpointing, and both.
+        axes.append(_treated(options, ["device", *away] if treated == "device" else [tier for tier in away if tier == treated]))
+        if treated != "device" and left_of(options, request.activations)[treated] < 0:
+            axes.append(_treated(options, ["device"]))
         axes.append(_smaller_micro_steps(options))
     states = _after(options.state_formats, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
@@ -134,20 +138,6 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     elif not options.update_in_backward:
         axes.append([Change.of({"update_in_backward": True}, update_in_backward=True)])
     return [axis for axis in axes if axis]
-
-
-def _smaller_activations(options: Options) -> Axis:
-    """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
-    away = [tier for tier, size in options.room.items() if size > 0]
-    chosen = options.activations.tier
-    return _treated(options, ["device", *away] if chosen == "device" else [tier for tier in away if tier == chosen])
-
-
-def _activations_on_device(request: PlanRequest) -> Axis:
-    """List treatments that leave activations on the device, where the tier that they would go to has too little memory."""
-    tier = request.options.activations.tier
-    has_room = tier == "device" or left_of(request.options, request.activations)[tier] >= 0
-    return [] if has_room else _treated(request.options, ["device"])
 
 
 def _treated(options: Options, tiers: Sequence[str]) -> Axis:
@@ -204,7 +194,6 @@ def _doubled(first: int, last: int) -> list[int]:
 
 
 def _written(size: int) -> str:
-    """Write a size as an option, in one word."""
     return human_size(size).replace(" ", "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import ballast
 import pytest
 import torch
-from ballast.planning.hardware import GPUS, gpu_like, products_of, products_of_cpus
+from ballast.planning.hardware import CORE_PRODUCTS, GPUS, gpu_like
 from ballast.torch.training import autotune
 from ballast.torch.training.autotune import AvailableMachine, _machine
 from python.wrap.support.bodies import loop_of
@@ -300,7 +300,7 @@ def test_ranks_of_a_machine_share_its_memory():
     assert [each.one_pool for each in budgets] == [True, True, False]
     assert _machine(replace(machines[2], gpu=gpu_like("NVIDIA GB10", 121 << 30)), machines).one_pool
     # The ranks share the products of the cores, and each has those of its GPU.
-    assert [each.products for each in budgets] == [*[products_of_cpus(2) / 2] * 2, products_of(GPUS["h100"])]
+    assert [each.products for each in budgets] == [*[CORE_PRODUCTS] * 2, GPUS["h100"].reach * GPUS["h100"].flops]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_the_program_of_adapters_is_the_planned_one(base_format, offload, tmp_pa
     question.set_rule(partition._rules[0])
     question.set_work([(0.0, 0.0)] * len(partition.units))
     question.trace = first_trace(partition.units, question.model, 3)
-    assert question.program(plan.core_placement, rank=0) == partition.core.program()
+    assert question.program(plan._placement, rank=0) == partition.core.program()
     step(model, optimizer)
     assert optimizer.metrics()["memory_bytes/nvme"] == sum(plan.memory["nvme"].values())
     optimizer.close()

@@ -21,13 +21,12 @@ from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
 from ballast.outer.fragments import Bytes, exchange_bytes, outer_state
 from ballast.planning.hardware import (
+    CORE_PRODUCTS,
     RATES,
     Gpu,
     available_memory,
     gpu_like,
     machine,
-    products_of,
-    products_of_cpus,
     rates_of,
     rates_of_cpus,
     this_machine,
@@ -62,7 +61,6 @@ class AvailableMachine:
 
 
 def machine_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
-    """Return the machine that each rank plans for. All ranks call it together."""
     machines = from_all_ranks(group, _available_machine(options, members))
     budgets = [_machine(each, machines) for each in machines]
     least = budgets[group.rank]
@@ -100,7 +98,7 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     budget = {"device": device, "host": host, "nvme": of.drives // sharing}
     rates = rates_of_cpus(of.cores) if of.gpu is None else rates_of(of.gpu, {}, ranks_of_machine=sharing)
     made = machine(budget, rates, ranks=len(machines), ranks_of_machine=sharing)
-    made.products = products_of_cpus(of.cores) / sharing if of.gpu is None else products_of(of.gpu)
+    made.products = CORE_PRODUCTS * of.cores / sharing if of.gpu is None else of.gpu.reach * of.gpu.flops
     if of.gpu is None:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True

@@ -113,7 +113,7 @@ def programs(rank: int, ranks: int, device: str, directory: Path, each: Configur
         question.set_work([(0.0, 0.0)] * len(partition.units))
         question.trace = first_trace(partition.units, question.model, plan.stage)
         question.set_other(None)
-        expected.append(question.program(plan.core_placement, rank=rank))
+        expected.append(question.program(plan._placement, rank=rank))
     for one in reversed(several):
         one.close()
     return "\n".join(found), "\n".join(expected)
