@@ -40,8 +40,8 @@ def command_line() -> str:
     from ballast.tools.command_line import COMMANDS, Parser
 
     commands = Parser(prog="ballast").add_subparsers(metavar="COMMAND", parser_class=Parser)
-    for add_to in COMMANDS:
-        add_to(commands)
+    for module in COMMANDS:
+        module.add_to(commands)
     return "\n\n".join(_command(name, parser) for name, parser in commands.choices.items())
 
 

@@ -18,14 +18,74 @@ from ballast.sizes import human_size, parse_size
 from ballast.tools import Answer, add_command
 
 OF_SAVE = "the directory of ballast.save()"
+EXPORT_EXAMPLES = """\
+export checkpoints exported
+export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
+export checkpoints of-torch --to distributed --json
+"""
+CONVERT_EXAMPLES = """\
+convert output/checkpoint-500 checkpoints
+convert of-deepspeed/global_step3 checkpoints --json
+convert lightning_logs/version_0/checkpoints/last.ckpt checkpoints
+"""
+PUSH_EXAMPLES = "push checkpoints s3://bucket/run-7\npull s3://bucket/run-7 checkpoints"
 
 
-def add_inspect(commands: Any) -> None:
+def add_to(commands: Any) -> None:
     about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
     examples = "inspect checkpoints\ninspect checkpoints --tensors\ninspect checkpoints --json"
     parser = add_command(commands, inspect, "show the content of a checkpoint", about, examples)
     parser.add_argument("directory", help=f"{OF_SAVE} or of a run, or directory/NAME of several runs")
     parser.add_argument("--tensors", action="store_true", help="list every tensor, as --json does")
+
+    about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
+    examples = "verify checkpoints\nverify checkpoints --json"
+    parser = add_command(commands, verify, "check all bytes of a checkpoint", about, examples)
+    parser.add_argument("directory", help=OF_SAVE)
+
+    about = (
+        "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
+        "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
+        "and no model, and memory for a few tensors."
+    )
+    help = "write the weights of a checkpoint to safetensors files"
+    parser = add_command(commands, export, help, about, EXPORT_EXAMPLES)
+    parser.add_argument("checkpoint", help="the directory of a checkpoint")
+    parser.add_argument("folder", help="the folder for the files; earlier safetensors files there are replaced")
+    help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
+    parser.add_argument("--to", choices=("safetensors", "distributed"), default="safetensors", metavar="FORMAT", help=help)
+    help = "fp32, bf16 or fp16: the format of the weights; default: as saved. In fp32 a training's masters are written"
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), metavar="NAME", help=help)
+    help = "size of the largest file, such as 5GB; default: one file"
+    parser.add_argument("--max-shard-size", metavar="SIZE", help=help)
+    parser.add_argument("--config", metavar="FILE", help="copy this config.json, or that of this folder, to the weights")
+
+    about = (
+        "Make a checkpoint of Ballast from one of another program: of DeepSpeed (ZeRO stages 1 to 3, or universal), of\n"
+        "torch.distributed.checkpoint (FSDP2, Accelerate, Lightning), or of torch.save(). It holds the masters in fp32, the\n"
+        "moments and the steps, and any number of ranks resumes from it. Needs no GPU, no ranks and no model, and memory\n"
+        "for a few tensors. ballast.load_checkpoint() reads the same checkpoints directly."
+    )
+    help = "make a checkpoint of Ballast from one of another program"
+    parser = add_command(commands, convert, help, about, CONVERT_EXAMPLES)
+    parser.add_argument("source", help="the directory or the file of the other program")
+    parser.add_argument("directory", help="the directory for the checkpoint, which must not hold one")
+
+    about = (
+        "Put the current checkpoint of a directory to an address of fsspec, such as s3:// (with the package s3fs) or gs://\n"
+        "(gcsfs). The manifest comes last, and replaces the checkpoint that was there."
+    )
+    parser = add_command(commands, push, "put a checkpoint to an object store", about, PUSH_EXAMPLES)
+    parser.add_argument("directory", help=OF_SAVE)
+    parser.add_argument("address", help="the address of a folder for this checkpoint alone")
+
+    about = (
+        "Get a checkpoint of `ballast push`, or the newest of those in folders right below the address. It becomes the\n"
+        "current checkpoint of the directory when all of its bytes have their checksums."
+    )
+    parser = add_command(commands, pull, "get a checkpoint from an object store", about, PUSH_EXAMPLES)
+    parser.add_argument("address", help="the address of `ballast push`, or of the folder above")
+    parser.add_argument("directory", help="the directory for the checkpoint; another one there is replaced")
 
 
 def inspect(chosen: argparse.Namespace) -> Answer:
@@ -110,13 +170,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def add_verify(commands: Any) -> None:
-    about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
-    examples = "verify checkpoints\nverify checkpoints --json"
-    parser = add_command(commands, verify, "check all bytes of a checkpoint", about, examples)
-    parser.add_argument("directory", help=OF_SAVE)
-
-
 def verify(chosen: argparse.Namespace) -> Answer:
     is_run = kind_of(Path(chosen.directory)) == "run"
     run = checkpoint_of(_commit_of(chosen), chosen.directory) if is_run else None
@@ -124,32 +177,6 @@ def verify(chosen: argparse.Namespace) -> Answer:
     what = "every byte" if run is None else "each record of the newest step"
     text = "\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum"
     return Answer(text, {"problems": problems}, code=1 if problems else 0)
-
-
-EXPORT_EXAMPLES = """\
-export checkpoints exported
-export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
-export checkpoints of-torch --to distributed --json
-"""
-
-
-def add_export(commands: Any) -> None:
-    about = (
-        "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
-        "torch.distributed.checkpoint and of DeepSpeed, and files of torch.save() and safetensors. Needs no GPU, no ranks\n"
-        "and no model, and memory for a few tensors."
-    )
-    help = "write the weights of a checkpoint to safetensors files"
-    parser = add_command(commands, export, help, about, EXPORT_EXAMPLES)
-    parser.add_argument("checkpoint", help="the directory of a checkpoint")
-    parser.add_argument("folder", help="the folder for the files; earlier safetensors files there are replaced")
-    help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
-    parser.add_argument("--to", choices=("safetensors", "distributed"), default="safetensors", metavar="FORMAT", help=help)
-    help = "fp32, bf16 or fp16: the format of the weights; default: as saved. In fp32 a training's masters are written"
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), metavar="NAME", help=help)
-    help = "size of the largest file, such as 5GB; default: one file"
-    parser.add_argument("--max-shard-size", metavar="SIZE", help=help)
-    parser.add_argument("--config", metavar="FILE", help="copy this config.json, or that of this folder, to the weights")
 
 
 def export(chosen: argparse.Namespace) -> Answer:
@@ -168,26 +195,6 @@ def export(chosen: argparse.Namespace) -> Answer:
     return Answer(text, asdict(exported))
 
 
-CONVERT_EXAMPLES = """\
-convert output/checkpoint-500 checkpoints
-convert of-deepspeed/global_step3 checkpoints --json
-convert lightning_logs/version_0/checkpoints/last.ckpt checkpoints
-"""
-
-
-def add_convert(commands: Any) -> None:
-    about = (
-        "Make a checkpoint of Ballast from one of another program: of DeepSpeed (ZeRO stages 1 to 3, or universal), of\n"
-        "torch.distributed.checkpoint (FSDP2, Accelerate, Lightning), or of torch.save(). It holds the masters in fp32, the\n"
-        "moments and the steps, and any number of ranks resumes from it. Needs no GPU, no ranks and no model, and memory\n"
-        "for a few tensors. ballast.load_checkpoint() reads the same checkpoints directly."
-    )
-    help = "make a checkpoint of Ballast from one of another program"
-    parser = add_command(commands, convert, help, about, CONVERT_EXAMPLES)
-    parser.add_argument("source", help="the directory or the file of the other program")
-    parser.add_argument("directory", help="the directory for the checkpoint, which must not hold one")
-
-
 def convert(chosen: argparse.Namespace) -> Answer:
     from ballast.checkpoint.conversion import Conversion  # imports torch, which few commands need
 
@@ -198,33 +205,10 @@ def convert(chosen: argparse.Namespace) -> Answer:
     return Answer(text, asdict(converted))
 
 
-PUSH_EXAMPLES = "push checkpoints s3://bucket/run-7\npull s3://bucket/run-7 checkpoints"
-
-
-def add_push(commands: Any) -> None:
-    about = (
-        "Put the current checkpoint of a directory to an address of fsspec, such as s3:// (with the package s3fs) or gs://\n"
-        "(gcsfs). The manifest comes last, and replaces the checkpoint that was there."
-    )
-    parser = add_command(commands, push, "put a checkpoint to an object store", about, PUSH_EXAMPLES)
-    parser.add_argument("directory", help=OF_SAVE)
-    parser.add_argument("address", help="the address of a folder for this checkpoint alone")
-
-
 def push(chosen: argparse.Namespace) -> Answer:
     from ballast.checkpoint import remote  # imports torch, which few commands need
 
     return _moved(remote.push(Path(chosen.directory), chosen.address))
-
-
-def add_pull(commands: Any) -> None:
-    about = (
-        "Get a checkpoint of `ballast push`, or the newest of those in folders right below the address. It becomes the\n"
-        "current checkpoint of the directory when all of its bytes have their checksums."
-    )
-    parser = add_command(commands, pull, "get a checkpoint from an object store", about, PUSH_EXAMPLES)
-    parser.add_argument("address", help="the address of `ballast push`, or of the folder above")
-    parser.add_argument("directory", help="the directory for the checkpoint; another one there is replaced")
 
 
 def pull(chosen: argparse.Namespace) -> Answer:
@@ -236,6 +220,3 @@ def pull(chosen: argparse.Namespace) -> Answer:
 def _moved(moved: Any) -> Answer:
     text = f"{moved.where}: step {moved.step}, {moved.files} files, {human_size(moved.bytes)}"
     return Answer(text, asdict(moved))
-
-
-COMMANDS = (add_inspect, add_verify, add_export, add_convert, add_push, add_pull)

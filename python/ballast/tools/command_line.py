@@ -34,8 +34,8 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
 
-# Each adds a command, in the order of --help.
-COMMANDS = (plan.add_to, bench.add_to, doctor.add_to, report.add_to, *checkpoints.COMMANDS)
+# Each adds its commands, in the order of --help.
+COMMANDS = (plan, bench, doctor, report, checkpoints)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ballast", description="Train models that are far larger than GPU memory.")
     parser.add_argument("--version", action="version", version=f"ballast {_core.version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for add_to in COMMANDS:
-        add_to(commands)
+    for module in COMMANDS:
+        module.add_to(commands)
     chosen = parser.parse_args(arguments)
     code = 0
     try:
@@ -57,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(content, indent=2) if chosen.json else text)
         except Error as error:
             code = 2 if isinstance(error, UsageError) else 1
-            _report(error, as_json=chosen.json)
+            if chosen.json:
+                names = ("code", "what_happened", "where", "needed", "available", "remedy")
+                print(json.dumps({"error": {name: getattr(error, name) for name in names}}, indent=2))
+            else:
+                print(error, file=sys.stderr)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -65,15 +69,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
-
-
-def _report(error: Error, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"error": _parts(error)}, indent=2))
-    else:
-        print(error, file=sys.stderr)
-
-
-def _parts(error: Error) -> dict[str, Any]:
-    names = ("code", "what_happened", "where", "needed", "available", "remedy")
-    return {name: getattr(error, name) for name in names}

@@ -84,7 +84,6 @@ def other_project(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def gpus(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine the driver, the GPUs and their links."""
     driver = machine.text("proc/driver/nvidia/version").partition("\n")[0]
     if not machine.found["gpus"]:
         why = machine.found["no_gpu_because"]
@@ -100,19 +99,13 @@ def gpus(machine: Machine) -> Iterator[Diagnostic]:
     for gpu in machine.found["gpus"]:
         yield Diagnostic("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
         yield from link(machine, gpu["pci"])
-    why = machine.found["no_nccl_because"]
+    why, wheels = machine.found["no_nccl_because"], find_spec("nvidia")  # torch loads the NCCL of a wheel when it is imported
+    folders = wheels.submodule_search_locations or () if wheels else ()
     if "built" in why:
         remedy = "Install NCCL (libnccl-dev, or nvidia-nccl-cu13 from PyPI), and then Ballast again."
         yield bad("nccl", "this build has no NCCL: it trains on one GPU only", remedy)
-    elif why and not _torch_brings_nccl():
+    elif why and not any(Path(folder, "nccl/lib/libnccl.so.2").exists() for folder in folders):
         yield bad("nccl", f"cannot be loaded: {why}", "Install libnccl2, or nvidia-nccl-cu13 from PyPI.")
-
-
-def _torch_brings_nccl() -> bool:
-    """Return whether a wheel has NCCL, which torch loads when it is imported."""
-    found = find_spec("nvidia")
-    folders = found.submodule_search_locations if found else None
-    return any(Path(folder, "nccl/lib/libnccl.so.2").exists() for folder in folders or ())
 
 
 def link(machine: Machine, pci: str) -> Iterator[Diagnostic]:
@@ -130,7 +123,6 @@ def link(machine: Machine, pci: str) -> Iterator[Diagnostic]:
 
 
 def cores(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine the cores, which the optimizer's step on the CPU uses."""
     found = machine.found
     text = f"{found['cpu']}, {found['cores']} of {found['cores_of_host']} cores, {found['instruction_set']}"
     quota = found["core_quota"]
@@ -141,7 +133,6 @@ def cores(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def numa(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine the memory nodes, and those of the GPUs."""
     nodes = machine.found["numa_nodes"]
     if nodes == 1:
         yield Diagnostic("numa", "one memory node")
@@ -153,7 +144,6 @@ def numa(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def memory(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine the memory that this process may use, and what limits it."""
     limits = machine.found["memory"]
     yield Diagnostic("memory", f"{human_size(limits['available_bytes'])} of {human_size(limits['total_bytes'])} available")
     cgroup = limits["cgroup"]
@@ -165,7 +155,6 @@ def memory(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def memlock(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine how much memory may be pinned."""
     limit = machine.found["memory"]["memlock_bytes"]
     remedy = "Raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1): transfers need pinned memory to be fast."
     is_small = limit is not None and limit < SMALL_MEMLOCK
@@ -173,7 +162,6 @@ def memlock(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def shared_memory(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine the size of /dev/shm."""
     try:
         space = os.statvfs(machine.root / "dev/shm")
     except OSError:
@@ -208,7 +196,6 @@ def look_at(folder: str) -> Iterator[Diagnostic]:
 
 
 def judge(folder: str, drive: _core.DriveReport) -> Iterator[Diagnostic]:
-    """Turn the measurements of a directory into diagnostics."""
     system, free = drive.file_system, drive.free_bytes
     if drive.is_network:
         yield bad("drive", f"{folder} is on a network file system ({system})", "Use a directory on a local drive.")
@@ -288,19 +275,15 @@ def _versions() -> Iterator[tuple[str, str]]:
     yield "ballast", f"{_core.version}, built {backend}, {'without NCCL' if found['no_nccl_because'] else 'NCCL is there'}"
     yield "python", f"{platform.python_version()}, {platform.python_implementation()}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    yield "distribution", _distribution()
+    try:
+        yield "distribution", platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        yield "distribution", "unknown"
     for package in PACKAGES:
         try:
             yield package, version(package)
         except PackageNotFoundError:
             continue
-
-
-def _distribution() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:
-        return "unknown"
 
 
 def _shown(name: str, value: str) -> str:

@@ -100,7 +100,6 @@ def legend_width(entries: Sequence[tuple[str, str]]) -> float:
 
 
 def _tag_end(tag: str, title: str) -> str:
-    """Return the end of a shape's tag, with its tooltip."""
     return f"><title>{escaped(title)}</title></{tag}>" if title else "/>"
 
 
@@ -132,8 +131,6 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its axes."""
-
     drawing: Drawing
     across: Axis
     up: Axis
@@ -266,7 +263,6 @@ class Panel:
 
 
 def draw_panels(label: str, panels: Sequence[Panel]) -> Drawing:
-    """Draw panels one below the other."""
     drawing = Drawing(WIDTH, sum(panel.height for panel in panels), label)
     top = 0.0
     for panel in panels:

@@ -6,7 +6,6 @@ import argparse
 import inspect
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from ballast import _core
@@ -53,7 +52,11 @@ def add_to(commands: Any) -> None:
             _add_flag(cost if keyword.name in COST else parser, keyword)
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
-    _add_files(parser.add_argument_group("files"))
+    files = parser.add_argument_group("files")
+    help = "draw memory against throughput: all placements, the best ones joined, and the plan"
+    files.add_argument("--plot", metavar="FILE.svg", help=help)
+    help = "write a page with the plan, the same drawing, the memory by owner, and the timeline of the simulated step"
+    files.add_argument("--html", metavar="FILE.html", help=help)
     parser.add_argument("--program", action="store_true", help="print only the step, as the engine runs it")
 
 
@@ -72,16 +75,12 @@ def _add_flag(group: Any, keyword: inspect.Parameter) -> None:
     group.add_argument(flag, type=NUMBERS.get(kind, str), metavar=option.metavar or METAVARS[kind], help=help)
 
 
-def _add_files(group: Any) -> None:
-    help = "draw memory against throughput: all placements, the best ones joined, and the plan"
-    group.add_argument("--plot", metavar="FILE.svg", help=help)
-    help = "write a page with the plan, the same drawing, the memory by owner, and the timeline of the simulated step"
-    group.add_argument("--html", metavar="FILE.html", help=help)
-
-
 def plan(chosen: argparse.Namespace) -> Answer:
     """Return the plan, and a table of plans with more or less memory."""
-    plot, html = _files(chosen)
+    if chosen.program and (chosen.plot or chosen.html):
+        refuse("cannot write a drawing or a page with --program, which only prints the step", remedy="Leave out --program.")
+    plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
+    html = output_path("--html", chosen.html, ".html") if chosen.html is not None else None
     given = {name: value for name in options_of(Options) if (value := getattr(chosen, name)) is not None}
     if chosen.rates:
         given["rates"] = dict(_rate(word) for word in chosen.rates)
@@ -110,14 +109,6 @@ def _best(request: PlanRequest, *, as_json: bool) -> Plan:
         if not as_json:
             print("fits: no", flush=True)
         raise
-
-
-def _files(chosen: argparse.Namespace) -> tuple[Path | None, Path | None]:
-    """Return the files to write, after a check that they can be written."""
-    if chosen.program and (chosen.plot or chosen.html):
-        refuse("cannot write a drawing or a page with --program, which only prints the step", remedy="Leave out --program.")
-    plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
-    return plot, output_path("--html", chosen.html, ".html") if chosen.html is not None else None
 
 
 def _rate(word: str) -> tuple[str, str]:

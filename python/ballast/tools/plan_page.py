@@ -52,7 +52,9 @@ def draw_front(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan, *,
     for plan in front:
         chart.drawing.dot(*_place(chart, plan), 4.5, "chosen", describe(plan))
     _draw_chosen(chart, chosen, limit)
-    _draw_legend(chart, has_larger=any(not plan.fits for plan in shown))
+    entries = [("chosen", "least memory for the throughput"), ("searched", "other placements")]
+    entries += [("searched-line", "do not fit")] if any(not plan.fits for plan in shown) else []
+    chart.drawing.legend(chart.across.begin - 68, chart.up.end - 40, entries)
     if hidden := len(searched) - len(shown):
         words = f"{hidden} {'needs' if hidden == 1 else 'need'} more memory than shown"
         chart.drawing.text(chart.across.end, chart.up.begin + 46, words, "quiet", "end")
@@ -66,9 +68,11 @@ def _chart(plans: Sequence[Plan], chosen: Plan, limit: float, *, titled: bool) -
         drawing.text(MARGIN, 28, _cut(f"{chosen.model} on {chosen.ranks} x {chosen.gpu.upper()}"), "bold ink")
         drawing.text(MARGIN, 48, _cut(f"chosen: {chosen.where()}"), "quiet")
         drawing.text(MARGIN, 66, f"{chosen.formats()}; {_speed(chosen)}", "quiet")
-    most = max(plan.tokens_per_second for plan in plans)
-    across = Axis(_end_of_memory(plans, limit), LEFT if titled else LEFT - MARGIN, width - MARGIN if titled else width)
-    return Chart(drawing, across, Axis(most + round_step(most / 10), top + HEIGHT, top))
+    largest, fastest = max(map(_memory, plans)), max(plan.tokens_per_second for plan in plans)
+    # The axis of memory ends a little beyond the limit, unless all points are far below it.
+    end = 1.15 * largest if largest < FAR_BELOW * limit else 1.04 * max(largest, limit)
+    across = Axis(end, LEFT if titled else LEFT - MARGIN, width - MARGIN if titled else width)
+    return Chart(drawing, across, Axis(fastest + round_step(fastest / 10), top + HEIGHT, top))
 
 
 def describe(plan: Plan) -> str:
@@ -89,12 +93,6 @@ def _memory(plan: Plan) -> float:
     return plan.bytes_in("device") / GIB
 
 
-def _end_of_memory(plans: Sequence[Plan], limit: float) -> float:
-    """Return the end of the axis of memory: a little more than the limit, unless all points are far below it."""
-    most = max(_memory(plan) for plan in plans)
-    return 1.15 * most if most < FAR_BELOW * limit else 1.04 * max(most, limit)
-
-
 def _draw_limit(chart: Chart, limit: float) -> None:
     drawing, across, up = chart.drawing, chart.across, chart.up
     words = f"limit {human_size(round(limit * GIB))}"
@@ -112,12 +110,6 @@ def _draw_chosen(chart: Chart, chosen: Plan, limit: float) -> None:
     chart.drawing.dot(x, y, 9.5, "chosen-line")
     right = min(chart.across.at(limit), chart.across.end) - 34
     chart.drawing.text(max(min(x, right), chart.across.begin + 30), y - 16, "chosen", "bold chosen", "middle")
-
-
-def _draw_legend(chart: Chart, *, has_larger: bool) -> None:
-    entries = [("chosen", "least memory for the throughput"), ("searched", "other placements")]
-    entries += [("searched-line", "do not fit")] if has_larger else []
-    chart.drawing.legend(chart.across.begin - 68, chart.up.end - 40, entries)
 
 
 # --- Memory by owner ---
@@ -229,7 +221,6 @@ def _draw_lane(drawing: Drawing, across: Axis, top: int, lane: str, boxes: Seque
 
 
 def _draw_waits(drawing: Drawing, across: Axis, boxes: Sequence[Box]) -> None:
-    """Mark the times in which the trainer waits."""
     ends = [0.0, *(box.end for box in boxes)]
     begins = [*(box.begin for box in boxes), across.high]
     for begin, end in zip(ends, begins, strict=True):
@@ -257,11 +248,14 @@ def _milliseconds(seconds: float) -> str:
 def page(searched: Sequence[Plan], front: Sequence[Plan], chosen: Plan) -> str:
     """Return the page of the chosen plan; `draw_front()` explains the others."""
     title = f"{chosen.model} on {chosen.ranks} x {chosen.gpu.upper()}"
+    cost = ["cost per million tokens"] if chosen.price is not None else []
+    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s", *cost, "placement"]
+    number = next(number for number, plan in enumerate(front) if plan is chosen)
     sections = [
         _figures(chosen),
         "<h2>Memory and throughput</h2>",
         draw_front(searched, front, chosen, titled=False).svg(alone=False),
-        _table(front, chosen),
+        table(heads, front_rows(front, [*chosen.memory]), chosen=number),
         "<h2>Memory of one rank</h2>",
         draw_memory(chosen).svg(alone=False),
         "<h2>One step</h2>",
@@ -288,13 +282,6 @@ def _figures(plan: Plan) -> str:
     if plan.training_cost is not None:
         figures["cost of the training"] = human_amount(plan.training_cost)
     return figures_list(figures)
-
-
-def _table(front: Sequence[Plan], chosen: Plan) -> str:
-    cost = ["cost per million tokens"] if chosen.price is not None else []
-    heads = [chosen.rank_device, "host", "drives", "step", "tokens/s", *cost, "placement"]
-    number = next(number for number, plan in enumerate(front) if plan is chosen)
-    return table(heads, front_rows(front, [*chosen.memory]), chosen=number)
 
 
 def front_rows(front: Sequence[Plan], tiers: Sequence[str]) -> list[list[str]]:

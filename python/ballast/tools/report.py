@@ -95,7 +95,6 @@ class RankLog:
         return self.stretches[-1].about if self.stretches else {}
 
     def values(self, name: str) -> list[float]:
-        """Return the values of this name, of the steps that have it."""
         return [step[name] for step in self.steps if step.get(name) is not None]
 
 
@@ -118,8 +117,10 @@ def _read(rank: int, path: Path) -> RankLog:
     steps: list[Step] = []
     for line in _lines(path):
         if "format" in line:
-            about = line
-            _require_known(line["format"], path)
+            about, number = line, line["format"]
+            if not isinstance(number, int) or not 0 <= number <= FORMAT:
+                what = f"cannot read {path}: a newer Ballast has written it"
+                fail("newer_format", what, needed=f"format {FORMAT}", available=f"format {number}")
             continue
         if about is not None:  # it resumed: what the earlier process did after the checkpoint is not part of the training
             first, steps = int(line["step"]), [step for step in steps if step["step"] < line["step"]]
@@ -154,32 +155,22 @@ def _object(text: str) -> dict[str, Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    is_description = isinstance(found, dict) and "format" in found and is_number(found.get("rank", 0))
-    return found if isinstance(found, dict) and (is_description or _is_step(found)) else None
-
-
-def _is_step(found: dict[str, Any]) -> bool:
-    """Return whether the line has the figures of a step: all values are numbers that a page can show, or null."""
-    numbers = [float(value) for value in found.values() if isinstance(value, bool) or is_number(value)]
-    are_known = len(numbers) == sum(value is not None for value in found.values())
-    return are_known and all(found.get(name) is not None for name in NEEDED) and all(abs(each) <= MOST for each in numbers)
-
-
-def _require_known(number: object, path: Path) -> None:
-    if not isinstance(number, int) or not 0 <= number <= FORMAT:
-        fail(
-            "newer_format",
-            f"cannot read {path}: a newer Ballast has written it",
-            needed=f"format {FORMAT}",
-            available=f"format {number}",
-        )
+    if not isinstance(found, dict):
+        return None
+    if "format" in found and is_number(found.get("rank", 0)):  # a description
+        return found
+    values = [value for value in found.values() if value is not None]  # the figures of a step, which a page can show
+    are_shown = all((isinstance(each, bool) or is_number(each)) and abs(float(each)) <= MOST for each in values)
+    return found if are_shown and all(found.get(name) is not None for name in NEEDED) else None
 
 
 # --- The page ---
 
 
 def run_page(name: str, logs: Sequence[RankLog]) -> str:
-    parts = [f"<p>{escaped(_described(logs))}</p>", figures_list(summary(logs)), f"<p>{SEVERAL}</p>"]
+    about = f"; recorded by Ballast {logs[0].about['ballast']}" if "ballast" in logs[0].about else ""
+    began = f"<p>first step at {_time(logs[0].steps[0]['at'])}{escaped(about)}</p>"
+    parts = [began, figures_list(summary(logs)), f"<p>{SEVERAL}</p>"]
     if lines := _stretch_lines(logs):
         parts += ["<h2>Stretches</h2>", table(STRETCH_HEADS, lines)]
     marks = resumed_at(logs)
@@ -214,7 +205,8 @@ def summary(logs: Sequence[RankLog]) -> dict[str, str]:
         figures["tokens/s, all ranks"] = f"{median(speeds):,.0f}"
     if parts := [value for log in logs for value in log.values("mfu")]:
         figures["model flops utilization"] = f"{median(parts):.1%}"
-    if waits := [waited for step in steps if (waited := waited_part(step)) is not None]:
+    timed = [step for step in steps if "exposed_seconds" in step and step["seconds"]]
+    if waits := [step["exposed_seconds"] / step["seconds"] for step in timed]:
         figures["waited"] = f"{sum(waits) / len(waits):.1%}"
     if losses := logs[0].values("loss"):
         figures["last loss"] = f"{losses[-1]:.5g}"
@@ -279,13 +271,6 @@ def _section(
     return [*([f"<h2>{heading}</h2>"] if heading else []), drawing.svg(alone=False)]
 
 
-def waited_part(step: Step) -> float | None:
-    """Return the part of a step in which the loop waited; None if it was not measured."""
-    if "exposed_seconds" not in step or not step["seconds"]:
-        return None
-    return float(step["exposed_seconds"] / step["seconds"])
-
-
 def curve(logs: Sequence[RankLog], name: str, value_of: Callable[[Step], Any]) -> Curve | None:
     """Return a value of all ranks by step; None if no step has it."""
     values: dict[int, list[float]] = {}
@@ -294,14 +279,6 @@ def curve(logs: Sequence[RankLog], name: str, value_of: Callable[[Step], Any]) -
             if (value := value_of(step)) is not None:
                 values.setdefault(int(step["step"]), []).append(float(value))
     return curve_of(name, values) if values else None
-
-
-def _described(logs: Sequence[RankLog]) -> str:
-    about = logs[0].about
-    words = [f"first step at {_time(logs[0].steps[0]['at'])}"]
-    if "ballast" in about:
-        words.append(f"recorded by Ballast {about['ballast']}")
-    return "; ".join(words)
 
 
 def _waits(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
@@ -313,15 +290,14 @@ def _waits(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
     lanes.sort(key=lambda lane: -sum(step.get(lane) or 0.0 for step in timed))
     if not lanes:
         return "<p>The loop has not waited.</p>"
+
+    def stall_of(lane: str) -> Callable[[Step], float | None]:
+        return lambda step: 1e3 * (step.get(lane) or 0.0) if "exposed_seconds" in step else None
+
     has_drive = any(_bytes_in(log, "nvme") for log in logs)
-    curves = [curve(logs, lane_in_words(lane.removeprefix(STALL), has_drive=has_drive), _stall_of(lane)) for lane in lanes]
+    curves = [curve(logs, lane_in_words(lane.removeprefix(STALL), has_drive=has_drive), stall_of(lane)) for lane in lanes]
     used = [each for each in curves if each is not None]
     return draw_stacked("milliseconds of a step, by lane", used, marks=marks).svg(alone=False)
-
-
-def _stall_of(lane: str) -> Callable[[Step], float | None]:
-    """Return a function of a step. A lane without an entry was not waited for."""
-    return lambda step: 1e3 * (step.get(lane) or 0.0) if "exposed_seconds" in step else None
 
 
 def _bytes_in(log: RankLog, tier: str) -> int:

@@ -57,16 +57,15 @@ def bench(chosen: argparse.Namespace) -> Answer:
     if chosen.model is not None:
         setting = scaled_setting(setting, chosen.model, quick=chosen.quick)
     selected = select_cases(on_gpu=setting.on_gpu, quick=chosen.quick, only=chosen.only)
-    report = measure(setting, selected, report_progress=_progress)
+
+    def show_progress(case: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{case}", end="", file=sys.stderr, flush=True)
+
+    report = measure(setting, selected, report_progress=show_progress)
     if output:
         write_output(output, json.dumps(report.to_dict(), indent=2) + "\n")
     if plot:
         write_output(plot, report.drawing().svg(alone=True))
     has_failed = any(row.failure and row.is_ballast for row in report.rows)
     return Answer(report.table(), report.to_dict(), code=int(has_failed))
-
-
-def _progress(words: str) -> None:
-    """Say which case is measured, where a person watches."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)

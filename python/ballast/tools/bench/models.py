@@ -35,8 +35,6 @@ KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Block(nn.Module):
-    """A block of a GPT: attention and an MLP, each behind a norm."""
-
     def __init__(self, width: int):
         super().__init__()
         self.heads = width // 64
@@ -54,8 +52,6 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A GPT that returns its loss."""
-
     def __init__(self, layers: int, width: int, context: int):
         super().__init__()
         self.words, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
@@ -70,8 +66,6 @@ class Gpt(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A language model of transformers that returns its loss."""
-
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model

@@ -88,8 +88,8 @@ class Report:
         }
 
     def table(self) -> str:
-        """Return a line for each case, compared with DDP."""
-        ddp, away = self.row(DDP), [name for name in ("host", "drive") if self._shows(name)]
+        ddp, places = self.row(DDP), ("drive",) if self.device == "cpu" else ("host", "drive")
+        away = [place for place in places if any(getattr(row, f"{place}_bytes") for row in self.rows)]
         heads = "".join(f"  {head:>10}" for head in ("tokens/s", "vs. DDP", "memory", "vs. DDP", *away, "loss"))
         width = max(len(row.name) for row in self.rows)
         reduced = self.setting.workload.reduced
@@ -104,9 +104,6 @@ class Report:
         if self.busy:
             lines.append(BUSY.format(max(row.others for row in self.rows)))
         return "\n".join(lines)
-
-    def _shows(self, name: str) -> bool:
-        return (self.device != "cpu" or name == "drive") and any(getattr(row, f"{name}_bytes") for row in self.rows)
 
     def _cells(self, row: Row, ddp: Row | None, away: Iterable[str]) -> str:
         speed, size = (row.tokens_per_second, row.memory_bytes)
@@ -190,7 +187,6 @@ def setting_for(*, ranks: int | None, dtype: str | None, quick: bool, directory:
 
 
 def scaled_setting(setting: Setting, location: str, *, quick: bool) -> Setting:
-    """Return a setting that trains a model of transformers, scaled to this machine."""
     most = device_of(setting)[1] // BYTES_OF_PARAMETER if setting.on_gpu else MOST_ON_CPU
     config, changed = scaled(location, most // 2 if quick else most)
     return replace(setting, workload=replace(setting.workload, config=config, name=location, reduced=changed))
