@@ -29,10 +29,9 @@ from ballast.outer.options import DiLoCo
 from ballast.planning.hardware import this_machine
 from ballast.planning.planner import pareto_front, plan
 from ballast.planning.result import Plan
-from ballast.ranks import Group, connect
+from ballast.ranks import Group, Store, connect
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_reports import StepLine, StepLog
-from ballast.store import Store
 from ballast.wrap_options import Run, Tuning
 
 if TYPE_CHECKING:

@@ -13,15 +13,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ballast import _core
 from ballast.checks import fail, fail_of_system, refuse, require_timeout
 from ballast.errors import Error
-from ballast.store import Store
 
 T = TypeVar("T")
 FILE_CALL = "B3201"
+
+
+class Store(Protocol):
+    """A key-value store in which processes leave messages for each other. A torch.distributed.Store is one."""
+
+    def set(self, key: str, value: str, /) -> object: ...
+    def get(self, key: str, /) -> bytes | str: ...
+    def wait(self, keys: list[str], /) -> object: ...
 
 
 class Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ballast import _core
-from ballast.checks import fail, read_count
+from ballast.checks import fail, read_count, refuse_order
 from ballast.new_files import require_no_link
 from ballast.sizes import human_size
 from ballast.tiers import lane_in_words
 
 if TYPE_CHECKING:
     import torch
+
+    from ballast.torch.optimizer import WrappedOptimizer
 
 FORMAT = 1  # the version of a StepLog's files
 # The width of each value, which aligns the lines of a training.
@@ -47,7 +50,7 @@ class StepLine:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):
-        from ballast.torch.last_step import require_wrapped
+        from ballast.torch.optimizer import require_wrapped
         from ballast.torch.process_groups import rank_in_job
 
         self._optimizer = require_wrapped(optimizer, "show the steps")
@@ -57,9 +60,7 @@ class StepLine:
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:
         """Print the line of the last step. Other ranks than rank 0 may call it, and print nothing."""
-        from ballast.torch.last_step import figures_of
-
-        step = figures_of(self._optimizer, "show a step")["step"]
+        step = _figures_of(self._optimizer, "show a step")["step"]
         if self._prints and (not self._has_printed or step % self._every == 0):
             self._has_printed = True
             print(self.text(loss), flush=True)
@@ -70,10 +71,25 @@ class StepLine:
 
     def postfix(self, loss: float | torch.Tensor | None = None) -> dict[str, str]:
         """Return the same figures by name, for `tqdm.set_postfix()`."""
-        from ballast.torch.last_step import figures_of, loss_value
+        figures = _figures_of(self._optimizer, "show a step")
+        return described_figures(figures, None if loss is None else _loss_value(loss))
 
-        figures = figures_of(self._optimizer, "show a step")
-        return described_figures(figures, None if loss is None else loss_value(loss))
+
+def _figures_of(optimizer: WrappedOptimizer, what: str) -> dict[str, float]:
+    figures = optimizer.metrics()
+    if not figures:
+        refuse_order(f"cannot {what}: the optimizer has made none yet", needed="a call after step()")
+    return figures
+
+
+def _loss_value(loss: Any) -> float:
+    """Return a loss as a number. It is the mean of a tensor with several elements, as DataParallel returns them.
+
+    >>> import torch
+    >>> _loss_value(torch.tensor([1.0, 3.0])), _loss_value(2)
+    (2.0, 2.0)
+    """
+    return float(loss.detach().float().mean() if hasattr(loss, "detach") else loss)
 
 
 def _entry(name: str, value: str) -> str:
@@ -114,11 +130,6 @@ def _waited(figures: Mapping[str, float]) -> str:
     return f"{part} for {lane_in_words(lane, has_drive=figures.get('memory_bytes/nvme', 0) > 0)}"
 
 
-def name_of(rank: int) -> str:
-    """Return the name of a rank's file in the folder of a run."""
-    return f"rank-{rank}.jsonl"
-
-
 class StepLog:
     """Records the figures of each step in a folder, as lines of JSON. Each rank writes its own file there.
 
@@ -141,11 +152,11 @@ class StepLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer):
-        from ballast.torch.last_step import require_wrapped
+        from ballast.torch.optimizer import require_wrapped
         from ballast.torch.process_groups import rank_in_job
 
         self._optimizer = require_wrapped(optimizer, "record the steps")
-        self._path = Path(folder) / name_of(rank_in_job())
+        self._path = Path(folder) / f"rank-{rank_in_job()}.jsonl"
         self._is_described = False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,15 +169,13 @@ class StepLog:
 
     def __call__(self, loss: float | torch.Tensor | None = None) -> None:
         """Record the last step of this rank."""
-        from ballast.torch.last_step import described_training, figures_of, finite, learning_rates, loss_value
-
-        figures = figures_of(self._optimizer, "record a step") | learning_rates(self._optimizer)
+        figures = _figures_of(self._optimizer, "record a step") | _learning_rates(self._optimizer)
         if not self._is_described:
             self._is_described = True
             written = {"format": FORMAT, "ballast": _core.version, "host": socket.gethostname(), "began": time.time()}
-            self._write(written | described_training(self._optimizer))
-        record: dict[str, Any] = {"at": time.time()} | ({} if loss is None else {"loss": finite(loss_value(loss))})
-        self._write(record | {name: finite(value) for name, value in figures.items()})
+            self._write(written | _described_training(self._optimizer))
+        record: dict[str, Any] = {"at": time.time()} | ({} if loss is None else {"loss": _finite(_loss_value(loss))})
+        self._write(record | {name: _finite(value) for name, value in figures.items()})
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
@@ -177,6 +186,34 @@ class StepLog:
 
     def _fail(self, error: OSError) -> None:
         fail("file_call", f"cannot record steps in {self._path}: {error.strerror}", where=str(self._path))
+
+
+def _learning_rates(optimizer: WrappedOptimizer) -> dict[str, float]:
+    """Return the learning rate by name: `lr`, or one for each parameter group where these differ."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    if len(set(rates)) > 1:
+        return {f"lr/{number}": rate for number, rate in enumerate(rates)}
+    return {"lr": rates[0]} if rates else {}
+
+
+def _finite(value: float) -> float | None:
+    """Return the number; None for one that JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def _described_training(optimizer: WrappedOptimizer) -> dict[str, Any]:
+    """Return what a record of a training says about all of its steps."""
+    training = optimizer._ballast
+    options = training.options
+    return {
+        "rank": training.group.rank,
+        "ranks": training.group.size,
+        "optimizer": type(optimizer).__name__,
+        "stage": options.stage,
+        "state_format": options.formats.state,
+        "gradient_format": options.formats.gradients,
+        "memory": optimizer.memory(),
+    }
 
 
 def ends_inside_a_line(path: Path) -> bool:

@@ -60,7 +60,6 @@ Figures counters_of(const PythonActivationStore& store) {
 void bind_activations(py::module_& module) {
   py::class_<Completion>(module, "Completion")
       .def("is_done", &Completion::is_done)
-      .def("wait", &Completion::wait, Released())
       .def(
           "order",
           [](const Completion& self, std::uintptr_t stream, int gpu) {

@@ -114,7 +114,7 @@ class OpenGroup {
 };
 
 struct Rendezvous {
-  Typed<"ballast.store.Store | None"> store;
+  Typed<"ballast.ranks.Store | None"> store;
   std::optional<std::size_t> rank;
   std::optional<std::size_t> size;
   std::string host;  // the host of rank 0, as the others reach it

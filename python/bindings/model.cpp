@@ -37,10 +37,6 @@ void bind_names(py::module_& module) {
        {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact, StateFormat::four_bit});
   bind(module, "GradientFormat", {GradientFormat::fp32, GradientFormat::bf16});
   bind(module, "WireFormat", {WireFormat::exact, WireFormat::int8, WireFormat::int4});
-  py::native_enum<Reduction>(module, "Reduction", "enum.Enum")
-      .value("each", Reduction::each)
-      .value("boundary", Reduction::boundary)
-      .finalize();
 }
 
 void bind_units(py::module_& module) {
@@ -51,11 +47,8 @@ void bind_units(py::module_& module) {
            py::arg("counted") = true, py::arg("number") = py::none(), py::arg("blocks") = std::vector<std::size_t>{})
       .def_readonly("name", &Tensor::name)
       .def_readonly("shape", &Tensor::shape)
-      .def_readonly("group", &Tensor::group)
       .def_readonly("frozen", &Tensor::frozen)
-      .def_readonly("counted", &Tensor::counted)
       .def_readonly("number", &Tensor::number)
-      .def_readonly("blocks", &Tensor::blocks)
       .def_property_readonly("elements", &Tensor::elements);
   py::class_<Tie>(module, "Tie")
       .def(py::init<std::string, std::size_t, std::size_t>(), py::arg("name"), py::kw_only(), py::arg("unit"),
@@ -104,14 +97,11 @@ void bind_placement(py::module_& module) {
             return py::isinstance<Spread>(b) && a == b.cast<const Spread&>();
           },
           py::is_operator());
-  module.def("all_in", &all_in, py::arg("tier"));
-
   py::class_<Placement>(module, "Placement")
       .def_readonly("shards", &Placement::shards)
       .def_readonly("replicas", &Placement::replicas)
       .def_readwrite("parameter_replicas", &Placement::parameter_replicas)
       .def_readonly("full_parameters", &Placement::full_parameters)
-      .def_readwrite("reduction", &Placement::reduction)
       .def_readwrite("parameters", &Placement::parameters)
       .def_readwrite("gradients", &Placement::gradients)
       .def_readwrite("state", &Placement::state)

@@ -195,9 +195,7 @@ void bind_answers(py::module_& module) {
   py::class_<Simulation>(module, "Simulation")
       .def_readonly("seconds", &Simulation::seconds)
       .def_property_readonly("exposed", [](const Simulation& s) { return by_name<Phase>(s.exposed); })
-      .def_property_readonly("busy", [](const Simulation& s) { return by_name<Lane>(s.busy); })
-      .def_property_readonly("critical", [](const Simulation& s) { return by_name<Lane>(s.critical); })
-      .def_property_readonly("bytes", [](const Simulation& s) { return by_name<Lane>(s.bytes); });
+      .def_property_readonly("critical", [](const Simulation& s) { return by_name<Lane>(s.critical); });
   py::class_<Choice>(module, "Choice")
       .def_readonly("placement", &Choice::placement)
       .def_readonly("ledger", &Choice::ledger)

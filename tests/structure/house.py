@@ -62,7 +62,7 @@ PYTHON_PACKAGE = "python/ballast"
 PYTHON_EXTENSION = "_core"
 PYTHON_LAYERS = {
     "foundation": [
-        *("errors", "store", "checks", "schema", "ranks", "sizes"),
+        *("errors", "checks", "schema", "ranks", "sizes"),
         *("safetensors_format", "json_reader", "new_files"),
     ],
     "planning": [
@@ -86,7 +86,7 @@ PYTHON_LAYERS = {
     ],
     "training": [
         *("torch.training", "torch.training.*"),
-        *("torch.optimizer", "torch.typing", "torch.last_step"),
+        *("torch.optimizer", "torch.typing"),
     ],
     "functions": [
         *("checkpoint", "checkpoint.*", "api", "step_reports"),

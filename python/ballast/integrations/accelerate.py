@@ -26,8 +26,7 @@ from ballast.integrations import (
     require_unprepared,
 )
 from ballast.sizes import Size
-from ballast.torch.last_step import wrapped_in
-from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.optimizer import WrappedOptimizer, wrapped_in
 from ballast.torch.parameters.units import unwrapped
 
 require_framework("accelerate")

@@ -29,8 +29,7 @@ from ballast.integrations import (
     require_unprepared,
     shard_frozen,
 )
-from ballast.torch.last_step import wrapped_in
-from ballast.torch.optimizer import WrappedOptimizer
+from ballast.torch.optimizer import WrappedOptimizer, wrapped_in
 
 require_framework("transformers")
 
@@ -64,9 +63,7 @@ class BallastTrainerMixin(Base):
     # --- The training ---
 
     def create_accelerator_and_postprocess(self) -> None:
-        require_one_backend(self.args)
-        require_unwritten_reference(self.args, self.ballast_options or {})
-        require_uncast_model(self.args)
+        require_possible(self.args, self.ballast_options or {})
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # the launcher's configuration says so
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
@@ -246,8 +243,9 @@ def prepare_model(
     return prepared
 
 
-def require_one_backend(args: transformers.TrainingArguments) -> None:
-    """Refuse arguments that choose another backend, or threads instead of ranks."""
+def require_possible(args: transformers.TrainingArguments, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that choose another backend, or threads instead of ranks; that write to the reference model, whose
+    parameters stage 3 partitions; or that cast the model for evaluations, which would fail after the training."""
     for name in ("fsdp", "deepspeed"):
         if getattr(args, name, None):
             refuse_other_backend(f"{name}=", f"Remove {name}= from the TrainingArguments, or use another Trainer.")
@@ -256,19 +254,11 @@ def require_one_backend(args: transformers.TrainingArguments) -> None:
             f"cannot train with Ballast: this process would use {args.n_gpu} GPUs",
             needed="a process for each GPU: torchrun --nproc-per-node=gpu script.py",
         )
-
-
-def require_unwritten_reference(args: transformers.TrainingArguments, options: Mapping[str, Any]) -> None:
-    """Refuse to write to the reference model, whose parameters stage 3 partitions."""
     if getattr(args, "sync_ref_model", False) and options.get("stage") in (3, "auto"):
         refuse(
             "cannot train with sync_ref_model=True in stage 3: it writes to parameters that are partitioned over ranks",
             needed="ballast=dict(stage=2); or sync_ref_model=False",
         )
-
-
-def require_uncast_model(args: transformers.TrainingArguments) -> None:
-    """Refuse to cast the model for evaluations, which would fail after the training."""
     for name in ("fp16_full_eval", "bf16_full_eval"):
         if getattr(args, name):
             refuse(

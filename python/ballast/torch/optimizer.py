@@ -261,3 +261,17 @@ def class_for(kind: type[Optimizer]) -> type[WrappedOptimizer]:
     leave_uncounted(made.step)
     wrapped: type[WrappedOptimizer] = made
     return wrapped
+
+
+def wrapped_in(optimizer: object) -> WrappedOptimizer | None:
+    """Return the wrapped optimizer: this one, or the one inside an optimizer of Accelerate or Lightning."""
+    found = (each for each in (optimizer, getattr(optimizer, "optimizer", None)) if isinstance(each, WrappedOptimizer))
+    return next(found, None)
+
+
+def require_wrapped(optimizer: object, what: str) -> WrappedOptimizer:
+    """Return the wrapped optimizer. `what` says what it is needed for."""
+    if (found := wrapped_in(optimizer)) is None:
+        kind = type(optimizer).__name__
+        refuse(f"cannot {what}: this {kind} is not wrapped", needed="an optimizer of ballast.wrap()")
+    return found
