@@ -96,9 +96,7 @@ def _wrap(
 
     if not optimizers:
         refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
-    for optimizer in optimizers:
-        _require_plain(optimizer)
-    _require_model(model)
+    _require_plain(optimizers, model)
     require_initialized(model, optimizers)
     parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
     parameters += [] if model is None else model.parameters()
@@ -186,30 +184,26 @@ def _connect(options: WrapOptions, parameters: Sequence[torch.nn.Parameter]) -> 
     return ranks, OuterOptimizer(hosts, options.outer, options.tuning.threads)
 
 
-def _require_plain(optimizer: object) -> None:
+def _require_plain(optimizers: Sequence[object], model: object) -> None:
     import torch
 
     from ballast._torch_compat import replaced_step
     from ballast.torch.optimizer import WrappedOptimizer
 
-    if isinstance(optimizer, WrappedOptimizer):
-        optimizer._ballast.require_open("call ballast.wrap()")
-        refuse("cannot wrap the optimizer: it is wrapped already", needed="one call of ballast.wrap() for each optimizer")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        refuse(f"cannot wrap a {type(optimizer).__name__}: it is no optimizer", needed="a torch.optim.Optimizer")
-    if (step := replaced_step(optimizer)) is not None:
-        refuse(
-            "cannot wrap the optimizer: its step() has been replaced, and the wrapped optimizer would not call the new one",
-            where=f"optimizer.step is {getattr(step, '__qualname__', type(step).__name__)}",
-            needed="the step() of its class",
-            remedy="Run code before or after each step with optimizer.register_step_pre_hook() or "
-            "register_step_post_hook(), and remove the other step() with del optimizer.step.",
-        )
-
-
-def _require_model(model: object) -> None:
-    import torch
-
+    for optimizer in optimizers:
+        if isinstance(optimizer, WrappedOptimizer):
+            optimizer._ballast.require_open("call ballast.wrap()")
+            refuse("cannot wrap the optimizer: it is wrapped already", needed="one call of ballast.wrap() for each optimizer")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            refuse(f"cannot wrap a {type(optimizer).__name__}: it is no optimizer", needed="a torch.optim.Optimizer")
+        if (step := replaced_step(optimizer)) is not None:
+            refuse(
+                "cannot wrap the optimizer: its step() has been replaced, and the wrapped optimizer would not call the new one",
+                where=f"optimizer.step is {getattr(step, '__qualname__', type(step).__name__)}",
+                needed="the step() of its class",
+                remedy="Run code before or after each step with optimizer.register_step_pre_hook() or "
+                "register_step_post_hook(), and remove the other step() with del optimizer.step.",
+            )
     if not (model is None or isinstance(model, torch.nn.Module)):
         refuse(
             f"cannot wrap an optimizer of a {type(model).__name__}: it is no model",
@@ -572,10 +566,13 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     ...     layer.weight.shape
     torch.Size([1, 2])
     """
+    import torch
+
     from ballast.torch.calls.hooks import receiver_of
     from ballast.torch.parameters.managed_parameter import by_owner, grouped, owner_of
 
-    wanted = _parameters_of(what)
+    given = what.parameters() if isinstance(what, torch.nn.Module) else what
+    wanted = [given] if isinstance(given, torch.nn.Parameter) else [*given]
     for owner, _ in by_owner(wanted):
         owner.begin()  # it partitions other parameters, too
     with ExitStack() as stack:
@@ -584,14 +581,6 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
         for training, parameters in grouped(wanted, lambda each: receiver_of(each) if owner_of(each) is None else None):
             stack.enter_context(training.gathered(parameters))
         yield
-
-
-def _parameters_of(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    import torch
-
-    if isinstance(what, torch.nn.Module):
-        return [*what.parameters()]
-    return [what] if isinstance(what, torch.nn.Parameter) else [*what]
 
 
 @contextmanager

@@ -3,6 +3,7 @@ on a rank, by tier, before there is one. Needs no torch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -101,8 +102,14 @@ def _kept_of_fragments(question: _core.Question, placement: _core.Placement, opt
 
 def outer_state(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> Bytes:
     """Return what the tables of `optimizer.memory()` will add up to on the rank that needs the most."""
-    ranks = {tuple(elements) for elements in _elements_by_rank(question, placement, options)}
-    return max((_fragments_bytes(elements, options) for elements in ranks), key=lambda size: sum(size.values()))
+    totals = []
+    for elements in {tuple(elements) for elements in _elements_by_rank(question, placement, options)}:
+        total: Counter[str] = Counter()
+        for count in filter(None, elements):
+            total.update(dict(_fragment_bytes(count, options.tier, options.momentum > 0)))
+        totals.append(total)
+    most = max(totals, key=lambda total: total.total())
+    return dict(most)
 
 
 def exchange_bytes(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> int:
@@ -122,17 +129,8 @@ def sent_bytes(question: _core.Question, placement: _core.Placement, options: Di
 
 
 def _elements_by_rank(question: _core.Question, placement: _core.Placement, options: DiLoCo) -> list[list[int]]:
-    """Return the elements of each fragment, by rank."""
     ranks = question.ranks if _divides(question, placement) else placement.shards
     return [fragment_elements(question, placement, options, rank) for rank in range(ranks)]
-
-
-def _fragments_bytes(elements: Sequence[int], options: DiLoCo) -> Bytes:
-    total: Bytes = {}
-    for count in filter(None, elements):
-        for tier, size in _fragment_bytes(count, options.tier, options.momentum > 0):
-            total[tier] = total.get(tier, 0) + size
-    return total
 
 
 @lru_cache(maxsize=1024)

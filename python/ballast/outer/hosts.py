@@ -70,21 +70,20 @@ def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None)
     >>> [(each.host, each.rank) for each in host_ranks(["a"] * 4, ["first"] * 4, 2)]
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
-    ranks_by_host = _machine_hosts(machines, names) if hosts is None else _consecutive(len(machines), hosts)
+    if hosts is None:
+        ranks_by_host: Sequence[Sequence[int]] = _machine_hosts(machines, names)
+    elif len(machines) % hosts != 0:
+        refuse_division(len(machines), hosts)
+    else:
+        each = len(machines) // hosts
+        ranks_by_host = [range(first, first + each) for first in range(0, len(machines), each)]
     host_names = tuple(names[host_members[0]] for host_members in ranks_by_host)
     made = {
-        member: HostRank(host, host_names, rank, len(host_members), tuple(each[rank] for each in ranks_by_host))
+        member: HostRank(host, host_names, rank, len(host_members), tuple(others[rank] for others in ranks_by_host))
         for host, host_members in enumerate(ranks_by_host)
         for rank, member in enumerate(host_members)
     }
     return [made[rank] for rank in range(len(machines))]
-
-
-def _consecutive(ranks: int, hosts: int) -> list[range]:
-    if ranks % hosts != 0:
-        refuse_division(ranks, hosts)
-    each = ranks // hosts
-    return [range(first, first + each) for first in range(0, ranks, each)]
 
 
 def _machine_hosts(machines: Sequence[str], names: Sequence[str]) -> list[list[int]]:
@@ -224,7 +223,6 @@ class HostGroup:
         return total
 
     def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
-        """Copy the values of one host to all."""
         with self._naming_hosts():
             broadcast(self.group, values, root)
 

@@ -35,7 +35,6 @@ class Span:
     offset: int
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """Return these elements of the fragment's shard."""
         return values[self.offset : self.offset + self.count]
 
 
@@ -193,7 +192,6 @@ class Fragment:
         training.change_shards(change, training.steps, lambda: None)
 
     def state_values(self) -> list[torch.Tensor]:
-        """Return the outer copy of this rank's shard, and the momentum if there is one."""
         if self.state is None:
             return []
         count = 2 if self.state.has_momentum else 1
@@ -349,7 +347,6 @@ class OuterOptimizer:
         self.fragments, self._training = cut(training, self.options.fragments), weakref.ref(training)
 
     def make_state(self, fragment: Fragment, values: torch.Tensor) -> None:
-        """Begin with these values of the outer copy."""
         if fragment.elements > 0:
             name = f"outer fragment {fragment.number}"
             fragment.state = FragmentState(values, self.options, name=name, gpu=self._gpu, threads=self._threads)
@@ -366,8 +363,9 @@ class OuterOptimizer:
                 )
 
     def _differs(self, values: torch.Tensor) -> bool:
-        """Return whether hosts have other values."""
-        sums = self.hosts.rows([_checksum(values)])
+        # A checksum has 64 bits, and the hosts exchange integers with a sign.
+        checksum = 0 if values.numel() == 0 else _core.checksum(memoryview(values.numpy()).cast("B")) >> 2
+        sums = self.hosts.rows([checksum])
         return any(row != sums[0] for row in sums)
 
     # --- Exchanges ---
@@ -481,8 +479,3 @@ class OuterOptimizer:
     def close(self) -> None:
         self.forget()
         self.hosts.leave()
-
-
-def _checksum(values: torch.Tensor) -> int:
-    """Return a number that differs where a value does, and fits into an integer of the library."""
-    return 0 if values.numel() == 0 else _core.checksum(memoryview(values.numpy()).cast("B")) >> 2

@@ -93,7 +93,6 @@ class DiLoCo:
 
     @property
     def directory(self) -> str:
-        """Return the directory on a drive; empty for other tiers."""
         return self.offload.partition(":")[2]
 
     def call(self) -> str:
