@@ -62,7 +62,6 @@ top_saved_tensor_hooks = partial(torch._C._autograd._top_saved_tensors_default_h
 push_saved_tensor_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]], None]
 push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
-# Removes the hooks that were pushed last.
 pop_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
@@ -73,7 +72,6 @@ current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def is_in_backward() -> bool:
-    """Return whether autograd runs a backward pass on this thread."""
     return current_backward() != NO_BACKWARD
 
 
@@ -232,7 +230,6 @@ WeakStorage = StorageWeakRef
 users_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
 
 
-# Returns whether two tensors share their memory.
 is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of
 
 
@@ -251,7 +248,6 @@ def arguments_of(operator: Any) -> Sequence[Any]:
 
 
 def writes_to_arguments(operator: Any) -> bool:
-    """Return whether an operator changes one of its arguments."""
     return bool(operator._schema.is_mutable)
 
 

@@ -29,8 +29,6 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Formats:
-    """One format of each kind."""
-
     state: str
     gradients: str
 
@@ -64,7 +62,6 @@ def read_state_formats(given: object) -> tuple[str, ...]:
 
 
 def read_gradient_formats(given: object) -> tuple[str, ...]:
-    """Return the formats of gradients that the caller allows, the most exact one first."""
     return _read("gradient format", given, GRADIENT_FORMATS, GRADIENT_FORMATS)
 
 
@@ -112,10 +109,6 @@ class Wire:
     reduce: str = EXACT
     across: str | None = None
 
-    @property
-    def gathers_codes(self) -> bool:
-        return self.gather != EXACT
-
     def given(self) -> dict[str, str]:
         """Return the formats that are not exact, by kind; none by default.
 
@@ -129,7 +122,7 @@ class Wire:
 
     def stages(self, known: tuple[int, ...], ranks: int) -> tuple[int, ...]:
         """Return those of the known stages to choose from. Below stage 3 no parameters are gathered, so none are encoded."""
-        return (3,) if self.gathers_codes and ranks > 1 else known
+        return (3,) if self.gather != EXACT and ranks > 1 else known
 
     def for_core(self) -> _core.Wire:
         wire = _core.Wire()

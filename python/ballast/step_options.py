@@ -26,8 +26,6 @@ from ballast.tiers import Offload
 
 Replicas = Literal["host"] | int
 
-OF_HOSTS: Literal["host"] = "host"
-
 
 def read_replicas(given: object) -> Replicas:
     """Return the number of copies, also from text, or "host" for one in each host. None is one copy.
@@ -37,8 +35,8 @@ def read_replicas(given: object) -> Replicas:
     """
     if given is None:
         return 1
-    if given == OF_HOSTS:
-        return OF_HOSTS
+    if given == "host":
+        return "host"
     if str(given).isdecimal() and not isinstance(given, bool) and int(str(given)) > 0:  # text on a command line
         return int(str(given))
     refuse_value("replicas", given, '"host", or a number of copies of the parameters; or None')
@@ -52,7 +50,7 @@ def copies_on(machines: Sequence[Any], replicas: Replicas) -> int:
     >>> copies_on(["a", "a"], "host"), copies_on(["a"] * 6, 3)
     (1, 3)
     """
-    if replicas == OF_HOSTS:
+    if replicas == "host":
         return _hosts(machines)
     if len(machines) % replicas != 0 or (replicas > 1 and replicas == len(machines)):
         refuse(
@@ -89,7 +87,6 @@ ALL_BYTES = (1 << 63) - 1  # more than any model takes; the library reserves no 
 
 
 def read_stage(value: object) -> int | None:
-    """Return the stage, or None for "auto"."""
     if value == "auto":
         return None
     if str(value) not in ("0", "1", "2", "3"):
@@ -187,7 +184,7 @@ class StepOptions:
 
     @property
     def parameter_replicas(self) -> int:
-        assert self.replicas != OF_HOSTS  # the ranks are connected by now
+        assert self.replicas != "host"  # the ranks are connected by now
         return self.replicas
 
 

@@ -213,12 +213,6 @@ class WrapOptions(StepOptions):
         options.directories = self.directories
         return options
 
-    def with_overlap(self, *, may_overlap: bool) -> WrapOptions:
-        """Return the options in which it is decided whether gathers overlap."""
-        if self.tuning.overlap_gathers is not None:
-            return self
-        return changed(self, tuning=changed(self.tuning, overlap_gathers=may_overlap))
-
     def shared(self) -> dict[str, object]:
         """Return the options that are the same on all ranks, by name. The tiers are named by `offload`."""
         groups = (self, self.tuning, self.run)
@@ -258,10 +252,6 @@ class WrapOptions(StepOptions):
     def tiers(self) -> Mapping[str, TierFractions]:
         """The tiers by kind, as far as they are given. Other kinds stay on the device."""
         return {} if self.offload is None or self.chooses_tiers else tiers_by_kind(self.offload)
-
-    @property
-    def tier_without_kinds(self) -> str | None:
-        return self.offload if isinstance(self.offload, str) and not self.chooses_tiers else None
 
     @property
     def directories(self) -> list[str]:
@@ -305,7 +295,9 @@ def checked(options: WrapOptions) -> WrapOptions:
             f'run="{options.run.name}" and outer= exclude each other: drives do not keep the outer optimizer of a run',
             needed="ballast.save() and ballast.load_checkpoint(), which keep it",
         )
-    narrowed = _narrowed(options)
+    offloads_parameters = spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0)
+    needs_stage_3 = offloads_parameters or options.tuning.update_in_backward or options.replicas != 1
+    narrowed = changed(options, stage=3) if options.stage is None and needs_stage_3 else options
     narrowed.wire.require_possible(narrowed.stage)
     return narrowed
 
@@ -358,15 +350,6 @@ def without_gpu(options: WrapOptions) -> WrapOptions:
     return options
 
 
-def _narrowed(options: WrapOptions) -> WrapOptions:
-    """Choose stage 3 where the other options are possible in stage 3 only."""
-    if options.stage is not None:
-        return options
-    offloads_parameters = spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0)
-    needs_stage_3 = offloads_parameters or options.tuning.update_in_backward or options.replicas != 1
-    return changed(options, stage=3) if needs_stage_3 else options
-
-
 def _check_offload(options: WrapOptions) -> None:
     if not (options.offload is None or isinstance(options.offload, (str, Mapping))):
         refuse_value("offload", options.offload, 'a tier such as "host", or tiers by kind; or None')
@@ -387,8 +370,10 @@ def _check_offload(options: WrapOptions) -> None:
     for kind, tiers in options.tiers.items():
         left_out = "Kinds that are left out stay on the device; the state goes with the parameters."
         one_of("kind of state", kind, KINDS, remedy=left_out)
-        for word in fractions_of(tiers):
-            _check_word(kind, word)
+        for tier, _, path in (word.partition(":") for word in fractions_of(tiers)):
+            one_of("tier", tier, TIERS)
+            if tier == "nvme" and not path:
+                refuse(f"cannot keep {kind} on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')
     if options.replicas != 1 and spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0):
         refuse(
             "replicas= and parameters in another tier exclude each other: copies of parameters are kept on the device",
@@ -400,10 +385,3 @@ def _check_offload(options: WrapOptions) -> None:
     set_tiers(placement, options.tiers)
     if run.name:
         _core.require_run_on_drives(run.name, state=spread_of(options.tiers.get("state", "device")))
-
-
-def _check_word(kind: str, word: str) -> None:
-    tier, _, path = word.partition(":")
-    one_of("tier", tier, TIERS)
-    if tier == "nvme" and not path:
-        refuse(f"cannot keep {kind} on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')

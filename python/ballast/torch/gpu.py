@@ -28,12 +28,10 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def gpu_of_tensors(tensors: Iterable[torch.Tensor]) -> int | None:
-    """Return the GPU that tensors are on; None if they are on the CPU."""
     return next((each.device.index for each in tensors if is_gpu(each.device)), None)
 
 
 def device_at(gpu: int | None) -> torch.device:
-    """Return torch's device of this GPU; the CPU without one."""
     return torch.device("cpu") if gpu is None else torch.device(GPU, gpu)
 
 
@@ -43,7 +41,6 @@ def current_device() -> torch.device:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Return torch's random numbers for this device."""
     if not is_gpu(device):
         return torch.default_generator
     index = gpu_module().current_device() if device.index is None else device.index
@@ -122,7 +119,6 @@ def free_bytes(gpu: int) -> int:
 
 
 def name_and_bytes(gpu: int) -> tuple[str, int]:
-    """Return the name of this GPU, and the size of its memory."""
     found = gpu_module().get_device_properties(gpu)
     return found.name, found.total_memory
 

@@ -109,7 +109,6 @@ def parts_among_data(parameter: torch.Tensor) -> int:
 
 
 def local_tensor(parameter: Any) -> torch.Tensor:
-    """Return the values of a parameter on this rank."""
     local: torch.Tensor = parameter.detach().to_local() if is_dtensor(parameter) else parameter
     return local
 

@@ -60,11 +60,9 @@ class ProcessGroups:
 
     @property
     def saving_group(self) -> Group:
-        """The ranks that save together."""
         return self.data_group if self.dtensors is None else self.dtensors.saving_group
 
     def leave(self) -> None:
-        """Tell the other ranks that this one has left."""
         saving_group = None if self.dtensors is None else self.dtensors.saving_group
         for group in (self.data_group, self.model_group, saving_group, self.expert_group):
             if group is not None:
@@ -248,21 +246,16 @@ def rank_in_job() -> int:
 
 def own_address() -> str:
     """Return the address, or the name, at which other machines reach this one; empty if all ranks are on this machine."""
-    master = _master()
+    # All ranks reach this host. init_process_group() may have got it as init_method="tcp://...", too.
+    is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+    master = host_of_store(default_store()) if is_initialized else ""
+    master = master or os.environ.get("MASTER_ADDR", "")
     if master in ("", "localhost", "127.0.0.1", "::1"):
         return ""
     address = _address_towards(master)
     # Many systems give a machine's own name an address that only the machine itself reaches. Others resolve the name.
     is_own_name = address != "" and ip_address(address.partition("%")[0]).is_loopback
     return master if is_own_name else address
-
-
-def _master() -> str:
-    """Return the host that all ranks reach. init_process_group() may have got it as init_method="tcp://...", too."""
-    distributed = torch.distributed
-    is_initialized = distributed.is_available() and distributed.is_initialized()
-    store_host = host_of_store(default_store()) if is_initialized else ""
-    return store_host or os.environ.get("MASTER_ADDR", "")
 
 
 def _address_towards(host: str) -> str:

@@ -154,15 +154,11 @@ class ActivationTier:
 
 
 class Kept(NamedTuple):
-    """A tensor that stays where it is."""
-
     tensor: torch.Tensor
     version: int
 
 
 class Offloaded(NamedTuple):
-    """A tensor in the memory of an activation."""
-
     activation: Activation
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -219,7 +215,9 @@ class SavedActivations:
         activation = self._activation(tensor, begin, end, tier)
         offset = tensor.storage_offset() - begin // tensor.itemsize
         size, stride = tuple(tensor.shape), tensor.stride()
-        kept.data = self._without_elements(tensor)  # it shares the counter of versions, and frees the memory
+        if (key := (tensor.dtype, tensor.device)) not in self._empty:
+            self._empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        kept.data = self._empty[key]  # it shares the counter of versions, and frees the memory
         return Offloaded(activation, tensor.dtype, size, stride, offset, kept, tensor._version)
 
     def _unpack(self, saved: Kept | Offloaded) -> torch.Tensor:
@@ -255,12 +253,6 @@ class SavedActivations:
             self._tiers[device] = ActivationTier(self._options, device.index if on_gpu else None) if on_device else None
             self.set_allocator()
         return self._tiers[device]
-
-    def _without_elements(self, tensor: torch.Tensor) -> torch.Tensor:
-        key = (tensor.dtype, tensor.device)
-        if key not in self._empty:
-            self._empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return self._empty[key]
 
 
 def _can_leave(tensor: torch.Tensor) -> bool:
@@ -342,7 +334,6 @@ class ModelActivations:
 def offload_activations_of(
     model: torch.nn.Module | None, parameters: Sequence[torch.Tensor], options: ActivationOptions
 ) -> ModelActivations:
-    """Offload the activations of the model that has these parameters."""
     model = required(model, "offload activations without a model", "activations=...")
     devices = {each.device for each in parameters if not is_on_meta(each)}
     require_away_from(options, on_gpu=not devices or any(is_gpu(device) for device in devices))

@@ -99,7 +99,6 @@ class OnGradient:
 
 
 def receiver_of(parameter: torch.Tensor) -> CallReceiver | None:
-    """Return the training of the parameter, if there is one."""
     hooks = gradient_hooks_of(parameter)
     return next((hook.training() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
@@ -164,25 +163,20 @@ class UnsyncedDataParallel:
     """
 
     def __init__(self, model: torch.nn.Module):
-        self._unsynced: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.found: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # those around the model that were called
         self._hook = model.register_forward_pre_hook(DataParallelHook(self._before_forward))
 
     def _before_forward(self, model: torch.nn.Module) -> None:
         for around in (model, active_data_parallel()):
             if isinstance(around, DistributedDataParallel) and model in (around, around.module):
                 around.require_backward_grad_sync = False
-                self._unsynced.add(around)
-
-    @property
-    def has_any(self) -> bool:
-        """Whether there is one around the model, and it was called."""
-        return len(self._unsynced) > 0
+                self.found.add(around)
 
     def remove(self) -> None:
         self._hook.remove()
-        for around in self._unsynced:
+        for around in self.found:
             around.require_backward_grad_sync = True
-        self._unsynced.clear()
+        self.found.clear()
 
 
 class TrainingHooks:
@@ -239,7 +233,7 @@ class TrainingHooks:
     @property
     def has_data_parallel(self) -> bool:
         """Whether DistributedDataParallel around the model was kept from reducing gradients."""
-        return self._unsynced is not None and self._unsynced.has_any
+        return self._unsynced is not None and len(self._unsynced.found) > 0
 
     def leave_graphs_whole(self) -> None:
         """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a

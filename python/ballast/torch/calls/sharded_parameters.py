@@ -334,8 +334,6 @@ def _knows(hooks: SavedTensorHooks | None, key: object) -> bool:
 
 
 class _Calls(threading.local):
-    """The calls of one thread that have not ended."""
-
     def __init__(self) -> None:
         self.have_pushed: list[bool] = []  # whether hooks were pushed for each of them
 

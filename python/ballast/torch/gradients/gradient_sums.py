@@ -171,7 +171,6 @@ class GradientShards:
             self._core.visit_gradients(show)
 
     def scale(self, factors: Mapping[int, float]) -> None:
-        """Multiply the gradients of these members."""
         self.visit(lambda member, values: values.mul_(factors[member]) if member in factors else None)
 
     def clamp(self, bounds: Mapping[int, tuple[float, float]]) -> None:
@@ -224,7 +223,6 @@ class GradientShards:
 
 
 def _power(values: torch.Tensor, order: float) -> torch.Tensor:
-    """Return powers, with the same bits everywhere for the usual orders."""
     if order in (1.0, 2.0, 3.0):
         return values if order == 1.0 else values * values if order == 2.0 else values * values * values
     return (values != 0).double() if order == 0.0 else values**order

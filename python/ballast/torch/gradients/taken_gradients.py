@@ -396,16 +396,14 @@ class TakenGradients:
             return
         factor = self._factors.total_of(member)
         if factor != 1.0:
+            hook = self.late_hook_of(member)
+            in_hook = f", perhaps in the hook {hook}, which is registered after ballast.wrap()" if hook else ""
             refuse_order(
-                f"cannot add gradients: those of earlier passes were scaled by {factor}{self._in_hook(member)}",
+                f"cannot add gradients: those of earlier passes were scaled by {factor}{in_hook}",
                 where=f"parameter {self.name_of(member)}",
                 needed="scaling and clipping after the last backward pass of a step",
                 remedy="Call step() or zero_grad() first. To weigh the passes of a step, scale their losses.",
             )
-
-    def _in_hook(self, member: int) -> str:
-        hook = self.late_hook_of(member)
-        return f", perhaps in the hook {hook}, which is registered after ballast.wrap()" if hook else ""
 
     def not_taken(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients were assigned, and not computed by backward()."""

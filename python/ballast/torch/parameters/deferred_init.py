@@ -224,17 +224,13 @@ class FutureDevice(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _State(threading.local):
-    is_recording = False
-
-
-_state = _State()
+_state = threading.local()
 
 
 @contextmanager
 def recording(*, computes: bool = False) -> Iterator[None]:
     """Record operations on deferred tensors inside the block. One inside of another changes nothing."""
-    if _state.is_recording:
+    if getattr(_state, "is_recording", False):
         yield
         return
     _state.is_recording = True
@@ -250,7 +246,7 @@ def followed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     it computes with tensors that have values."""
     if func in _DIFFERENTIATE:
         _refuse_gradients()
-    if func == _IS_META and not _state.is_recording:
+    if func == _IS_META and not getattr(_state, "is_recording", False):
         return is_on_meta(args[0])  # callers ask whether there is memory
     with without_torch_function(), recording(computes=True):
         result = func(*args, **kwargs)

@@ -67,7 +67,6 @@ class DeferredParameters:
         found.owner = self
 
     def give_back(self) -> None:
-        """Undo take_over()."""
         for found, owner in self._taken_over:
             found.owner = owner
         self._taken_over = []
@@ -231,7 +230,7 @@ def defer(
     model = required(model, "wrap parameters on the meta device without a model")
     if group.size > 1:
         agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))])
-    make_buffers(model)
+    replace_buffers(model, lambda each: values_of(each) if history_of(each) is not None else None)  # they are not partitioned
     for parameter in deferred.values():
         _leave_meta_device(parameter, owner)
 
@@ -300,9 +299,7 @@ def make_unpartitioned(
 def device_of(deferred: torch.Tensor) -> torch.device:
     """Return the device of the future values: as it was requested, else the current GPU if there is one."""
     history = history_of(deferred)
-    if history is not None:
-        return history.device
-    return current_device()
+    return current_device() if history is None else history.device
 
 
 def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
@@ -320,11 +317,6 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
     group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
     for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):
         mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
-
-
-def make_buffers(model: torch.nn.Module) -> None:
-    """Make the values of all deferred buffers: buffers are not partitioned."""
-    replace_buffers(model, lambda each: values_of(each) if history_of(each) is not None else None)
 
 
 class InitialValueReader:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from enum import Enum
+from functools import cache
 from inspect import signature
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -64,11 +65,8 @@ for _state, _following in TRANSITIONS.items():
 
 def require_transition(before: ParameterState, after: ParameterState) -> None:
     """Raise B1999 unless this transition exists. Staying in a state is always possible."""
-    if after is not before and after not in before.following:
-        _refuse(before, after)
-
-
-def _refuse(before: ParameterState, after: ParameterState) -> NoReturn:
+    if after is before or after in before.following:
+        return
     possible = ", ".join(state.name for state in ParameterState if state in TRANSITIONS[before])
     fail(
         "internal",
@@ -139,7 +137,7 @@ class ManagedParameter:
         self._parameter = weakref.ref(parameter)  # the parameter owns this object
         self.kind = kind_of(parameter)
         self.is_opaque = is_opaque(parameter)
-        self._gathered_kind = gathered_opaque(self.kind) if self.is_opaque else self.kind
+        self._gathered_kind = gathered_opaque(self.kind) if self.is_opaque else self.kind  # type: ignore[arg-type]
         self._state = state
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
         self.initial = initial  # while it is DEFERRED, the tensor on the meta device whose recorded operations make its values
@@ -311,7 +309,6 @@ def owner_of(parameter: Any) -> ParameterOwner | None:
 
 
 def by_owner(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[ParameterOwner, list[torch.nn.Parameter]]]:
-    """Group the parameters that have an owner by it."""
     return grouped(parameters, owner_of)
 
 
@@ -327,13 +324,11 @@ def grouped(
 
 
 def is_without_values(parameter: torch.Tensor) -> bool:
-    """Return whether a training owns the parameter, and has no values of it yet."""
     found = managed(parameter)
     return found is not None and found.is_without_values
 
 
 def lacks_values(parameter: torch.Tensor) -> bool:
-    """Return whether training cannot begin because the parameter has no initial values."""
     found = managed(parameter)
     return found is not None and found.lacks_values
 
@@ -496,17 +491,12 @@ class OpaqueView(torch.Tensor):
         )
 
 
-_gathered_opaque: dict[str, type[GatheredOpaque]] = {}  # classes by name of the class in torch's hands
-
-
+@cache
 def gathered_opaque(kind: type[torch.Tensor]) -> type[GatheredOpaque]:
     """Return the class of a gathered opaque parameter that is of this class in torch's hands."""
     if kind is torch.nn.Parameter:
         return GatheredOpaque
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name not in _gathered_opaque or not issubclass(_gathered_opaque[name], kind):
-        _gathered_opaque[name] = type(kind.__name__, (GatheredOpaque, kind), {"__module__": kind.__module__})
-    return _gathered_opaque[name]
+    return type(kind.__name__, (GatheredOpaque, kind), {"__module__": kind.__module__})
 
 
 def _is_view(value: Any, used: Sequence[tuple[Any, ParameterOwner]]) -> bool:
@@ -538,7 +528,9 @@ def _differentiate(func: Any, arguments: dict[str, Any]) -> Any:
     inputs, makes_graph = arguments["inputs"], arguments.get("create_graph", False)
     fills = arguments.get("materialize_grads", False)  # torch cannot, for edges
     changed = {"materialize_grads": False, "allow_unused": True} if fills else {}
-    edges = [_edge_of(each) if isinstance(each, Placeholder) else each for each in inputs]
+    edge_of = torch.autograd.graph.get_gradient_edge
+    with without_torch_function():
+        edges = [edge_of(each) if isinstance(each, Placeholder) else each for each in inputs]
     found = func(**{**arguments, **changed, "inputs": edges})
     if not fills:
         return found
@@ -547,11 +539,6 @@ def _differentiate(func: Any, arguments: dict[str, Any]) -> Any:
         return torch.zeros(each.shape, dtype=each.dtype, device=each.device, requires_grad=makes_graph)
 
     return tuple(zeros_like(each) if gradient is None else gradient for gradient, each in zip(found, inputs))
-
-
-def _edge_of(parameter: torch.Tensor) -> Any:
-    with without_torch_function():
-        return torch.autograd.graph.get_gradient_edge(parameter)
 
 
 def _with_memory(values: Sequence[Any]) -> list[Any]:
@@ -615,7 +602,6 @@ def is_opaque(parameter: torch.Tensor) -> bool:
 
 
 def has_foreign_class(parameter: torch.Tensor) -> bool:
-    """Return whether the class of a parameter is that of another library."""
     return kind_of(parameter) not in (torch.nn.Parameter, torch.Tensor)
 
 
@@ -638,11 +624,7 @@ def _flat(*values: Any) -> list[Any]:
 
 
 def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor with the parameter's shape, and memory for one element."""
-    return nothing_of(parameter.dtype, device).expand(parameter.shape)
-
-
-def nothing_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory for one element, which shows where it is computed with."""
-    has_nan = dtype.is_floating_point and dtype.itemsize > 1
-    return torch.full((), float("nan") if has_nan else 0, dtype=dtype, device=device)
+    """Return a tensor with the parameter's shape, and memory for one element: a NaN, which shows where it is computed with."""
+    has_nan = parameter.dtype.is_floating_point and parameter.dtype.itemsize > 1
+    nothing = torch.full((), float("nan") if has_nan else 0, dtype=parameter.dtype, device=device)
+    return nothing.expand(parameter.shape)

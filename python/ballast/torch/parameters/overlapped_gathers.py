@@ -91,7 +91,6 @@ class OverlappedGathers:
                     each.__class__ = AwaitedParameter
 
     def finish(self) -> None:
-        """Wait for all parameters."""
         if self._awaited:
             self._core.finish()
             self._make_all_ordinary()
@@ -135,7 +134,6 @@ class OverlappedGathers:
             del vars(parameter)["ballast_wait"]
 
     def _units_of(self, module: torch.nn.Module, *, recurse: bool) -> list[int]:
-        """Return the units of the module's parameters."""
         found = (self._unit_of.get(id(each)) for each in module.parameters(recurse))
         return sorted({unit for unit in found if unit is not None})
 

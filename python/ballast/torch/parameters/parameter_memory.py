@@ -218,8 +218,12 @@ class FullParameters(ParameterMemory):
 
     def release(self, together: bool, gathers: bool, keeps: bool) -> None:
         self._watched = {}
-        if self._gathers is not None:
-            self._end_gathers(warns=together)
+        try:
+            if self._gathers is not None:
+                self._gathers.end()
+        except FailureError as error:  # this rank still returns its parameters
+            if together:
+                log.warning("the training had failed before its parameters were gathered: %s", error)
         if not keeps and self._offloaded is None:
             self.offload()
         if self._offloaded is not None:
@@ -230,14 +234,6 @@ class FullParameters(ParameterMemory):
         for each, place in zip(self._managed, self._places):
             is_ours = not each.is_collected and each.parameter.data.data_ptr() == place.data_ptr()
             each.release(each.parameter.data.clone() if is_ours else None)
-
-    def _end_gathers(self, *, warns: bool) -> None:
-        assert self._gathers is not None
-        try:
-            self._gathers.end()
-        except FailureError as error:  # this rank still returns its parameters
-            if warns:
-                log.warning("the training had failed before its parameters were gathered: %s", error)
 
     # --- Writes of the user ---
 

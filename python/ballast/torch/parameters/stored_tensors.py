@@ -46,11 +46,9 @@ class StoredTensor(ABC):
         """Read elements to this address."""
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
-        """Return the tensor in another format."""
         return CastTensor(self, dtype)
 
     def read_part(self, first: int, count: int) -> torch.Tensor:
-        """Return elements in a flat tensor."""
         values = torch.empty(count, dtype=self.dtype, device="cpu")
         self.read(first, count, values.data_ptr())
         return values

@@ -160,7 +160,7 @@ class CachedCasts:
         seen, self._seen = self._seen, []
         while seen:
             member, cast = seen.pop()
-            is_only_cached = references_to(cast) == 2 and _references_in_python(cast) == _references_of_a_variable()
+            is_only_cached = references_to(cast) == 2 and getrefcount(cast) == _references_of_a_variable()
             if is_only_cached and users_of(cast) == _users_of_own_storage():
                 cast.untyped_storage().resize_(0)
                 self._emptied.setdefault(unit, []).append((member, cast))
@@ -172,10 +172,6 @@ class CachedCasts:
         self._seen, self._emptied = [], {}
 
 
-def _references_in_python(tensor: torch.Tensor) -> int:
-    return getrefcount(tensor)
-
-
 # Versions of Python and torch count differently, so these are measured.
 
 
@@ -184,7 +180,7 @@ def _references_of_a_variable() -> int:
     """Return the references in Python to a tensor that is in one variable and in one place in torch."""
     holder, tensor = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
     holder.grad = tensor
-    return _references_in_python(tensor)
+    return getrefcount(tensor)
 
 
 @cache
@@ -434,7 +430,6 @@ class UnitGather:
         self.full |= set(units)
 
     def let_go(self, units: Iterable[int], copies: Mapping[UnitParameter, torch.Tensor]) -> None:
-        """End what hold() began."""
         self.full -= set(units)
         for member, values in copies.items():
             del self._begun_full[member], self._full_places[storage_address(values.untyped_storage())]

@@ -107,7 +107,6 @@ def numbered(units: list[ParameterUnit]) -> list[ParameterUnit]:
 
 
 def gpu_of(members: Iterable[UnitParameter]) -> int | None:
-    """Return the GPU that the parameters are on; None if they are on the CPU."""
     return gpu_of_tensors(each.parameter for each in members)
 
 
@@ -193,19 +192,12 @@ def model_of(units: Sequence[ParameterUnit]) -> _core.Model:
 def unit_names(units: Sequence[ParameterUnit]) -> list[str]:
     """Return for each unit the name of the module with all of its parameters; else the names of the first and the
     last."""
-    modules = [_module_of([member.name for member in unit.members]) for unit in units]
-    times = Counter(modules)
-    return [module if module and times[module] == 1 else _from_to(unit.members) for module, unit in zip(modules, units)]
-
-
-def _module_of(names: Sequence[str]) -> str:
-    paths = [name.split(".")[:-1] for name in names]
-    return ".".join(os.path.commonprefix(paths))
-
-
-def _from_to(members: Sequence[UnitParameter]) -> str:
-    first, last = members[0].name, members[-1].name
-    return first if first == last else f"{first} to {last}"
+    modules = [".".join(os.path.commonprefix([each.name.split(".")[:-1] for each in unit.members])) for unit in units]
+    times, names = Counter(modules), []
+    for module, unit in zip(modules, units):
+        first, last = unit.members[0].name, unit.members[-1].name
+        names.append(module if module and times[module] == 1 else first if first == last else f"{first} to {last}")
+    return names
 
 
 def views_in(
@@ -232,8 +224,10 @@ def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | No
 def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -> None:
     """Refuse a parameter that cannot be partitioned."""
     kind, problem = kind_of(parameter), ""
+    remedy = "" if trained else "A frozen parameter may have any format if its values are in its own memory."
     if trained and parameter.dtype not in DTYPES:
         problem = f"it holds {parameter.dtype}"
+        remedy = "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."
     elif parameter.layout != torch.strided:
         problem = f"its layout is {parameter.layout}"
     elif parameter.device.type not in ("cpu", GPU):
@@ -245,14 +239,8 @@ def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -
             f"cannot partition a parameter: {problem}",
             where=f"parameter {name}",
             needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
-            remedy=_remedy_for(parameter.dtype, trained=trained),
+            remedy=remedy,
         )
-
-
-def _remedy_for(dtype: torch.dtype, *, trained: bool) -> str:
-    if trained and dtype not in DTYPES:
-        return "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."
-    return "" if trained else "A frozen parameter may have any format if its values are in its own memory."
 
 
 def _has_own_memory(parameter: torch.Tensor, kind: type) -> bool:

@@ -34,26 +34,19 @@ class JointRuns:
         self._start = start
         self.names = [*names]
         self._rounds = 0
-        self.current = self._next()
+        self.current = self.next_round()
         self.stepped: set[int] = set()  # members
         self.closed: set[int] = set()
         self.registered: dict[int, weakref.ref[Committing]] = {}
 
-    def _next(self) -> _core.JointRound:
+    def next_round(self) -> _core.JointRound:
         self._rounds += 1
         return _core.JointRound(self._start, self._rounds, len(self.names))
 
     def trainings(self, *, except_for: int | None = None) -> Iterator[Committing]:
-        """Yield the trainings that still exist."""
         for member, reference in self.registered.items():
             if member != except_for and (training := reference()) is not None:
                 yield training
-
-    def note_step(self, member: int) -> None:
-        self.stepped.add(member)
-        if len(self.stepped) == len(self.names):
-            self.stepped.clear()
-            self.current = self._next()
 
     def names_of(self, members: set[int]) -> str:
         return ", ".join(f'"{self.names[member]}"' for member in sorted(members))
@@ -65,7 +58,7 @@ class JointRuns:
     def changed_together(self) -> Iterator[None]:
         """Commit the changes of all members inside the block as one round."""
         self.require_no_step()
-        joint_round = self._next()
+        joint_round = self.next_round()
         for training in self.trainings():
             training.set_round(joint_round)
         try:
@@ -142,9 +135,13 @@ class JointRun:
     @contextmanager
     def step(self) -> Iterator[_core.JointRound]:
         """Yield the current round, and note at the end of the block that this member has made its step of it."""
+        runs = self.runs
         self.require_turn()
-        yield self.runs.current
-        self.runs.note_step(self._member)
+        yield runs.current
+        runs.stepped.add(self._member)
+        if len(runs.stepped) == len(runs.names):
+            runs.stepped.clear()
+            runs.current = runs.next_round()
 
 
 def name_of_member(run: str, member: int) -> str:

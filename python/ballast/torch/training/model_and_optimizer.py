@@ -170,11 +170,9 @@ class ModelAndOptimizer:
         return found.agreement
 
     def siblings(self) -> list[ModelAndOptimizer]:
-        """Return the other optimizers of the model, in the order in which they were wrapped."""
         return [each for each in optimizers_of(self.model) if each is not self]
 
     def ids_of_siblings(self) -> set[int]:
-        """Return the ids of the parameters of the other optimizers."""
         return {id(parameter) for sibling in self.siblings() for _, parameter in sibling.parameters()}
 
     @property

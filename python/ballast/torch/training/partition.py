@@ -34,7 +34,7 @@ from ballast.torch.parameters.unit_gather import name_different_uses
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, backward_order, unit_names
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training.joint_runs import ALONE, JointRun
-from ballast.torch.training.preconditions import require_same_end
+from ballast.torch.training.preconditions import refuse_other_end
 from ballast.torch.training.use_agreement import UseAgreement
 from ballast.torch.updates.commit_metadata import encode_missed_steps
 from ballast.torch.updates.sharded_state import Rule, ShardedState
@@ -412,7 +412,6 @@ class Partition(ShardedState):
         return [norms[member.unit][member.tensor] for member in self.members]
 
     def _scale_gradients(self, factors: Mapping[int, float]) -> None:
-        """Multiply gradients by factors of their own. All ranks call it together."""
         if self._has_other_parts:
             refuse_different(
                 "cannot scale or clip gradients by different factors: other ranks have other parts of the model",
@@ -422,7 +421,6 @@ class Partition(ShardedState):
         self._shards_of_gradients.scale(factors)
 
     def _clamp_gradients(self, bounds: Bounds) -> None:
-        """Clamp gradients, which all ranks have. They call it together."""
         if self._have_gradients():
             self.gradients.require_same_on_all_ranks("clamp gradients")
             self._shards_of_gradients.clamp(bounds)
@@ -498,7 +496,7 @@ class Partition(ShardedState):
         mine = [self._gradient_order.passes, len(writes), int(not count), described, *self.gradients.digests()]
         passes, written, are_discarded, option_digests, *taken = words_of_all_ranks(self.ranks, mine)
         if len({*are_discarded}) > 1:
-            require_same_end(are_discarded)
+            refuse_other_end(are_discarded)
         if len({*option_digests}) > 1:
             require_same(self.ranks, options)
         if count:
@@ -511,8 +509,10 @@ class Partition(ShardedState):
         completed = self._gradient_order.completed
         for unit in self._gradient_order.rest(self._passes):
             self._take(unit, count=count)
-        if self._passes > 0 and not self._order_is_learnt:
-            self._learn_order(completed)
+        if self._passes > 0 and not self._order_is_learnt:  # from the next step on, that in which units came on rank 0
+            seen = completed + [unit for unit in self._order if unit not in completed]
+            self._order = self.ranks.all_reduce(seen if self.ranks.rank == 0 else [0] * len(seen))
+            self._order_is_learnt = True
         return self._passes
 
     def _keep_writes(self, writes: Mapping[UnitParameter, torch.Tensor], ends: bool) -> None:
@@ -523,12 +523,6 @@ class Partition(ShardedState):
             if not ends:
                 raise
             log.warning("writes to parameters are lost at the end of the training: %s", error)
-
-    def _learn_order(self, completed: list[int]) -> None:
-        """Take units in the order in which they came on rank 0, from the next step on."""
-        seen = completed + [unit for unit in self._order if unit not in completed]
-        self._order = self.ranks.all_reduce(seen if self.ranks.rank == 0 else [0] * len(seen))
-        self._order_is_learnt = True
 
     def step(
         self, *, loss_scale: float = 1.0, discard: bool = False, in_round: bool = False, ends: bool = False
@@ -547,8 +541,9 @@ class Partition(ShardedState):
             if self._agree(count=not discard, ends=ends) == 0:
                 self._reset_step()
                 self.gradients.require_cleared()
-                if joint_round is not None:
-                    self._commit_as_it_is(joint_round)
+                if joint_round is not None:  # the state is committed as it is
+                    with self._in_round(joint_round):
+                        self.move_shards(lambda part: None)
                 return None
             if has_agreed:
                 self.accept_writes(with_casts=not discard)
@@ -556,7 +551,8 @@ class Partition(ShardedState):
                 self._require_as_prepared(self._prepared, loss_scale, discard)
             try:
                 with self._in_round(joint_round):
-                    self._keep_counts()
+                    if self.keeps_run and self._inputs.custom_step is None:  # an optimizer's own step keeps its counts itself
+                        self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
                     result = self.core.step_prepared() if self._updates_in_backward else self._update(loss_scale, discard)
             finally:
                 self._pass_on_log()
@@ -568,11 +564,6 @@ class Partition(ShardedState):
             self._reset_step()
             return result
 
-    def _keep_counts(self) -> None:
-        """Keep the missed steps with the commit of the step. An optimizer's own step keeps its counts itself."""
-        if self.keeps_run and self._inputs.custom_step is None:
-            self.core.set_note(encode_missed_steps(self.members, self.unused, self.steps + 1))
-
     @contextmanager
     def _in_round(self, joint_round: _core.JointRound | None) -> Iterator[None]:
         """Name the round in the commit of the step that is made inside the block."""
@@ -582,11 +573,6 @@ class Partition(ShardedState):
             yield
         finally:
             self.core.set_round(ALONE)
-
-    def _commit_as_it_is(self, joint_round: _core.JointRound) -> None:
-        """Commit the state in the round, in which the optimizer has no gradients."""
-        with self._in_round(joint_round):
-            self.move_shards(lambda part: None)
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
         rules = self._rules if discard else self._inputs.rules()  # the optimizer may be gone

@@ -19,17 +19,12 @@ from ballast import _core
 from ballast._torch_compat import scripted_in, without_torch_function
 from ballast.checks import refuse_order
 from ballast.ranks import require_same
+from ballast.schema import changed
 from ballast.tiers import tier_of
 from ballast.torch.calls.sharded_parameters import ShardedParameters
 from ballast.torch.gpu import gpu_of_tensors, stream_on
 from ballast.torch.memory import BYTES, return_freed_memory
-from ballast.torch.parameters.deferred_parameters import (
-    DeferredParameters,
-    drop,
-    is_pending,
-    make_unpartitioned,
-    suspend,
-)
+from ballast.torch.parameters.deferred_parameters import DeferredParameters, drop, is_pending, make_unpartitioned, suspend
 from ballast.torch.parameters.gathered_memory import gathered_memory_for
 from ballast.torch.parameters.managed_parameter import is_without_values, managed
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
@@ -156,7 +151,11 @@ class Partitioner:
 
     def _settled(self, members: list[UnitParameter]) -> WrapOptions:
         [rule] = rules_of([(0, self._given.optimizer.param_groups[0])], self.updates.rule)
-        requested = self._requested.with_overlap(may_overlap=self._may_overlap(members))
+        requested = self._requested
+        if (tuning := requested.tuning).overlap_gathers is None:  # a lone rank on a CPU gains nothing: its cores compute both
+            has_lanes = self.ranks.data_group.size > 1 or self._gpu(members) is not None
+            may_overlap = (has_lanes or requested.offload is not None) and self._can_wait()
+            requested = changed(requested, tuning=changed(tuning, overlap_gathers=may_overlap))
         requested = without_gpu(requested) if self._gpu(members) is None else requested
         return settled(
             requested, PartitionRequest(self.ranks.data_group, rule, members, self._can_wait(), partial(self.units, members))
@@ -166,20 +165,15 @@ class Partitioner:
         """Return whether uses of parameters can wait for them: the modules are known, and torch.jit has none of them."""
         return self._given.model is not None and scripted_in(self._given.model) is None
 
-    def _may_overlap(self, members: list[UnitParameter]) -> bool:
-        """Return whether updates may continue when a step returns. A lone rank on a CPU gains nothing, whose cores compute
-        both."""
-        has_lanes = self.ranks.data_group.size > 1 or self._gpu(members) is not None
-        return (has_lanes or self._requested.offload is not None) and self._can_wait()
-
     def _look_at_options(self, members: list[UnitParameter], units: list[ParameterUnit]) -> None:
         if not members or self._has_looked_at_options:
             return
         self._has_looked_at_options = True
         warn_of_formats(self.ranks.data_group.rank, self.options.formats, members)
-        offload = self._requested.tier_without_kinds
-        is_away = offload is not None and (tier_of(offload) == "nvme" or self._gpu(members) is not None)
-        if offload is not None and is_away and self.options.stage == 3:
+        offload = self._requested.offload
+        if self.options.stage != 3 or not isinstance(offload, str) or self._requested.chooses_tiers:
+            return
+        if tier_of(offload) == "nvme" or self._gpu(members) is not None:
             warn_of_frozen(self.ranks.data_group.rank, offload, chain.from_iterable(unit.members for unit in units))
 
     def _gpu(self, members: list[UnitParameter]) -> int | None:

@@ -184,24 +184,9 @@ def _is_channels_last(parameter: torch.Tensor) -> bool:
     return bool(parameter.is_contiguous(memory_format=formats[parameter.dim()]))
 
 
-def refuse_closed(what: str) -> NoReturn:
-    refuse_order(
-        f"cannot {what}: the optimizer is closed, and its state is gone",
-        needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
-        remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
-    )
-
-
 def require_on_device(lifecycle: Lifecycle) -> None:
     if lifecycle is Lifecycle.OFFLOADED:
         refuse_order("cannot use the training: it is off its device", needed="optimizer.reload(), on all ranks")
-
-
-def refuse_half_loaded() -> NoReturn:
-    refuse_order(
-        "cannot continue to train: a checkpoint was loaded in part",
-        needed="ballast.load_checkpoint() of one that can be read",
-    )
 
 
 def refuse_other_parameters(options: WrapOptions) -> None:
@@ -284,15 +269,13 @@ def _with_a_common_element(group: list[Named]) -> list[Named] | None:
     return None
 
 
-def describe(parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str]) -> Iterator[str]:
-    """Describe parameters of an optimizer, each after the number of its group."""
+def describe(
+    parameters: Iterable[tuple[int, torch.Tensor]], names: Mapping[int, str], model: torch.nn.Module | None = None
+) -> Iterator[str]:
+    """Describe parameters of an optimizer, each after the number of its group, and the parameters and buffers of a model."""
     for number, each in parameters:
         yield f"{names[id(each)]}, {_kind_of(each)}, in parameter group {number}"
-
-
-def describe_model(model: torch.nn.Module) -> Iterator[str]:
-    """Describe the parameters and buffers of a model."""
-    for name, each in (*named_parameters(model), *named_buffers(model)):
+    for name, each in () if model is None else (*named_parameters(model), *named_buffers(model)):
         yield f"{name}, {_kind_of(each)}"
 
 
@@ -301,14 +284,13 @@ def _kind_of(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} of shape {list(tensor.shape)}{values}"
 
 
-def require_same_end(are_discarded: Sequence[int]) -> None:
+def refuse_other_end(are_discarded: Sequence[int]) -> NoReturn:
     """Refuse to make a step on some ranks with gradients that others discard. `are_discarded` has 0 or 1 of each rank."""
-    if len({*are_discarded}) > 1:
-        refuse(
-            f"cannot make a step: rank {are_discarded.index(1)} discarded its gradients",
-            where=f"rank {are_discarded.index(0)} did not",
-            needed="zero_grad() and step() on all ranks together, and the same found_inf of gradient scalers",
-        )
+    refuse(
+        f"cannot make a step: rank {are_discarded.index(1)} discarded its gradients",
+        where=f"rank {are_discarded.index(0)} did not",
+        needed="zero_grad() and step() on all ranks together, and the same found_inf of gradient scalers",
+    )
 
 
 def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[str, str]:
@@ -334,7 +316,7 @@ def described_groups(optimizer: torch.optim.Optimizer) -> dict[str, str]:
         f"{name} of parameter group {number}": str(plain)
         for number, group in enumerate(optimizer.param_groups)
         for name, value in group.items()
-        if is_plain(plain := _without_tensor(value))
+        if is_plain(plain := value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
     }
 
 
@@ -347,7 +329,3 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (int, float, str))
-
-
-def _without_tensor(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -114,7 +114,11 @@ class Training:
         mine = [each for _, each in given.parameters()]
         preconditions.require_parameters_of(model, mine)
         require_shareable(given, self)
-        self._require_same_parameters()
+        # Ranks compare them in this order.
+        described = [*preconditions.describe(given.parameters(), given.names(), given.model)]
+        self.group._core.require_same_parameters(described)
+        if self.outer is not None and self.group.rank == 0:
+            self.outer.hosts.group._core.require_same_parameters(described)
         given.join()
         defer(model, mine, self.group, self._deferred)
         self.watch()
@@ -128,15 +132,6 @@ class Training:
             self._hooks.leave_graphs_whole()  # torch has all parameters
         preconditions.begin_with_same_values(self.group, model, mine, self.ranks.sharing)
 
-    def _require_same_parameters(self) -> None:
-        """Compare parameters and buffers over ranks, which exchange them in this order."""
-        model = self.given.model
-        described_model = () if model is None else preconditions.describe_model(model)
-        mine = [*preconditions.describe(self.given.parameters(), self.names()), *described_model]
-        self.group._core.require_same_parameters(mine)
-        if self.outer is not None and self.group.rank == 0:
-            self.outer.hosts.group._core.require_same_parameters(mine)
-
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
         self.close(together=False)
@@ -148,7 +143,6 @@ class Training:
         run.register(self)
 
     def wait_for_commit(self) -> None:
-        """Wait until the last step is committed."""
         if self.current is not None and self.lifecycle is not Lifecycle.OFFLOADED:  # offload() has waited
             self.current.core.wait_for_commit()
 
@@ -187,7 +181,11 @@ class Training:
 
     def require_open(self, what: str) -> None:
         if self.lifecycle is Lifecycle.CLOSED:
-            preconditions.refuse_closed(what)
+            refuse_order(
+                f"cannot {what}: the optimizer is closed, and its state is gone",
+                needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
+                remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
+            )
 
     @property
     def lost(self) -> tuple[str, int | None] | None:
@@ -252,7 +250,10 @@ class Training:
         if self.lifecycle is not Lifecycle.OPEN:
             self.require_open("train")
             preconditions.require_on_device(self.lifecycle)
-            preconditions.refuse_half_loaded()
+            refuse_order(
+                "cannot continue to train: a checkpoint was loaded in part",
+                needed="ballast.load_checkpoint() of one that can be read",
+            )
 
     def _require_unchanged(self) -> None:
         """Refuse to make a step with other parameters, groups or state than those with which it began."""
@@ -456,7 +457,6 @@ class Training:
         self._has_looked_for_others = True
 
     def discard(self, *, forget_zeros: bool) -> None:
-        """Discard the gradients since the last step."""
         with Call(self.calls, "zero_grad()"):
             if (partition := self.current) is None:
                 return
@@ -569,7 +569,6 @@ class Training:
     # --- Checkpoints ---
 
     def parameters_of_siblings(self) -> Iterator[torch.nn.Parameter]:
-        """Yield the parameters that other optimizers of the model have."""
         for sibling in self.given.siblings():
             for _, parameter in sibling.parameters():
                 yield parameter
@@ -677,24 +676,21 @@ class Training:
         self.given.leave()
         if self._activations is not None:
             self._activations.remove()
-        try:
-            self._end_partition(together, gather)
-        finally:
-            if self.outer is not None:
-                self.outer.close()
-            self.ranks.leave()
-
-    def _end_partition(self, together: bool, gather: bool) -> None:
         returns_values = gather and (together or self.group.size == 1)
         was_offloaded, self._steps_at_close = self.lifecycle is Lifecycle.OFFLOADED, self.steps
         self.lifecycle = Lifecycle.CLOSED
         if (run := self.partitioner.joint_run) is not None:
             run.close()
-        if self.current is not None:
-            if was_offloaded and returns_values:
-                self.current.reload()
-            self._drop(together, gathers=gather, keeps=gather)
-        elif returns_values:
-            self._migration.return_to_torch()
-        if (model := self.given.model) is not None:
-            drop_pending(model, self._deferred)
+        try:
+            if self.current is not None:
+                if was_offloaded and returns_values:
+                    self.current.reload()
+                self._drop(together, gathers=gather, keeps=gather)
+            elif returns_values:
+                self._migration.return_to_torch()
+            if (model := self.given.model) is not None:
+                drop_pending(model, self._deferred)
+        finally:
+            if self.outer is not None:
+                self.outer.close()
+            self.ranks.leave()

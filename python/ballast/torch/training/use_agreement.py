@@ -147,14 +147,12 @@ class UseAgreement:
                 self._note_difference(first, all_ranks)
             if first == mine:
                 return
-            self._help(*divmod(first, DETAILS))
-
-    def _help(self, doing: int, detail: int) -> None:
-        if doing == Doing.USE:
-            helper, unit = self._unit(detail // 2)
-            helper.gather_for_others(unit, bool(detail % 2))
-        elif doing == Doing.TAKE:
-            self._unit(MOST_PLACES - detail)[0].take_for_others()
+            theirs, their_detail = divmod(first, DETAILS)
+            if theirs == Doing.USE:
+                helper, unit = self._unit(their_detail // 2)
+                helper.gather_for_others(unit, bool(their_detail % 2))
+            elif theirs == Doing.TAKE:
+                self._unit(MOST_PLACES - their_detail)[0].take_for_others()
 
     @property
     def _group(self) -> Group:

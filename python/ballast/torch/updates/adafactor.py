@@ -3,12 +3,11 @@ shards, and the ranks add them up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ballast import _core
 from ballast.checks import refuse_unsupported
 from ballast.ranks import Group
 from ballast.torch.gpu import wait_for_current_streams
@@ -72,7 +71,6 @@ class RankSums:
         self._total = torch.zeros(sum(self._sizes), dtype=torch.float32, device="cpu")
 
     def of(self, member: UnitParameter) -> Sequence[torch.Tensor]:
-        """Return the tensors of a parameter, one for each of its sizes."""
         tensors: Sequence[torch.Tensor] = self._total.split(self._sizes)
         return tensors[self._first[member]]
 
@@ -89,7 +87,11 @@ class AdafactorUpdates(CustomUpdates):
     def custom_step(
         self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
     ) -> None:
-        mine = [shard for tile in tiles for shard in shards_in(tile, optimizer, shards, factor)]
+        mine = [
+            Shard(member, shards.part(member)[0], masters, gradients, group_of(optimizer, member.parameter))
+            for tile in tiles
+            for member, _, masters, gradients in elements_in(tile, shards, factor)
+        ]
         sums = RankSums({member: [1, *rows_and_columns(member.parameter.shape)] for member in shards.members})
         for shard in mine:
             shard.add_squares(*sums.of(shard.member))
@@ -98,7 +100,8 @@ class AdafactorUpdates(CustomUpdates):
         for shard in mine:
             move_state_to(optimizer, shard.member.parameter, shard.masters)
             shard.make_update(optimizer.state[shard.member.parameter], *sums.of(shard.member)[1:])
-            shard.add_squares_of_update(*updates.of(shard.member))
+            [squares] = updates.of(shard.member)
+            squares += shard.update.square().sum().cpu()
         updates.add_up(shards.sharing)
         for shard in mine:
             shard.apply(float(sums.of(shard.member)[0]), float(updates.of(shard.member)[0]))
@@ -111,13 +114,6 @@ def refuse_parts_of_matrices() -> None:
         needed='state on the device or on the host alone, without ballast.Tuning(tile=), memory= and "auto"',
         remedy='Wrap it with offload={"state": "host"}, or without offload.',
     )
-
-
-def shards_in(
-    tile: _core.TileToUpdate, optimizer: torch.optim.Optimizer, shards: ShardedState, factor: float
-) -> Iterator[Shard]:
-    for member, _, masters, gradients in elements_in(tile, shards, factor):
-        yield Shard(member, shards.part(member)[0], masters, gradients, group_of(optimizer, member.parameter))
 
 
 def rows_and_columns(shape: torch.Size) -> tuple[int, int]:
@@ -134,7 +130,7 @@ class Shard:
         shape = member.parameter.shape
         self.member, self.masters = member, masters
         self._shape, self._group = shape, group
-        self._update = gradients.neg_() if group["maximize"] else gradients  # the update uses the memory of the gradients
+        self.update = gradients.neg_() if group["maximize"] else gradients  # the update uses the memory of the gradients
         self._window = MatrixWindow(shape, first, len(masters)) if len(shape) > 1 else None
         self._steps = 0.0
 
@@ -142,7 +138,7 @@ class Shard:
         """Add the squares of the parameter, and of the gradient's rows and columns."""
         values += self.masters.square().sum().cpu()
         if self._window is not None:
-            squares = self._window.fill(self._update).square_()
+            squares = self._window.fill(self.update).square_()
             self._window.rows_in(self._by_row(rows)).add_(squares.sum(-1).cpu())
             self._window.matrices_in(self._by_column(columns)).add_(squares.sum(-2).cpu())
 
@@ -156,7 +152,7 @@ class Shard:
         eps = self._group["eps"][0]
         eps = torch.finfo(torch.float32).eps if eps is None else eps  # the epsilon of the masters, in which updates are made
         if self._window is None:
-            variance = state["variance"].lerp_(self._update.view(state["variance"].shape).square(), weight).flatten().clone()
+            variance = state["variance"].lerp_(self.update.view(state["variance"].shape).square(), weight).flatten().clone()
         else:
             row_var, col_var = self._by_row(state["row_var"]), self._by_column(state["col_var"])
             row_var.lerp_(self._by_row(rows).to(row_var.device) / self._shape[-1], weight)
@@ -164,10 +160,7 @@ class Shard:
             estimate = self._window.rows_in(row_var)[..., None] * self._window.matrices_in(col_var)[:, None]
             estimate.div_(self._window.matrices_in(row_var.mean(-1).clamp_(min=eps))[:, None, None])
             variance = self._window.elements_in(estimate)
-        self._update.mul_(variance.clamp_(min=eps * eps).rsqrt_())
-
-    def add_squares_of_update(self, squares: torch.Tensor) -> None:
-        squares += self._update.square().sum().cpu()
+        self.update.mul_(variance.clamp_(min=eps * eps).rsqrt_())
 
     def apply(self, squares_of_values: float, squares_of_update: float) -> None:
         elements, group = self._shape.numel(), self._group
@@ -176,7 +169,7 @@ class Shard:
         clipped_by = max(1.0, (squares_of_update / elements) ** 0.5 / group["d"])
         if group["weight_decay"] != 0:
             self.masters.mul_(1 - lr * group["weight_decay"])
-        self.masters.add_(self._update, alpha=-size / clipped_by)
+        self.masters.add_(self.update, alpha=-size / clipped_by)
 
     def _begin(self, state: dict[str, Any]) -> None:
         zeros = torch.zeros_like(self.masters)

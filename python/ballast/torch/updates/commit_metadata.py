@@ -103,11 +103,6 @@ def encode_scalars(kept: str, scalars: Sequence[ScalarState]) -> bytes:
     return _require_room(metadata, "its scalar state differs from parameter to parameter, and needs room")
 
 
-def kept_by(metadata: bytes) -> str:
-    """Return what the library keeps for the optimizer that wrote the metadata."""
-    return _content(metadata)["kept"].text()
-
-
 def _content(metadata: bytes) -> Json:
     try:
         return Json(parse(metadata), SCALARS)
@@ -151,10 +146,11 @@ def join_scalars(kept: str, all_metadata: Sequence[bytes], places: Sequence[int]
 
 def require_kept(kept: str, metadata: bytes) -> None:
     """Refuse the metadata of an optimizer that keeps something else."""
-    if kept_by(metadata) != kept:
+    kept_before = _content(metadata)["kept"].text()
+    if kept_before != kept:
         fail(
             "run_mismatch",
-            f"cannot resume the run: it keeps {kept_by(metadata)}, but this training keeps {kept}",
+            f"cannot resume the run: it keeps {kept_before}, but this training keeps {kept}",
             remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
         )
 

@@ -134,18 +134,14 @@ class CustomStepRunner:
             raise
         for piece in pieces:
             piece.masters.grad = None
-        if self._rollback is not None:
-            self._keep_options(optimizer, pieces)
+        updated = {id(piece.parameter) for piece in pieces}
+        for number, group in enumerate(optimizer.param_groups if self._rollback is not None else ()):
+            if any(id(parameter) in updated for parameter in group["params"]):
+                self._options[number] = saved_options(group)
         if is_last:
             for restore in self._options.values():
                 restore()
             self._end()
-
-    def _keep_options(self, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]) -> None:
-        updated = {id(piece.parameter) for piece in pieces}
-        for number, group in enumerate(optimizer.param_groups):
-            if any(id(parameter) in updated for parameter in group["params"]):
-                self._options[number] = saved_options(group)
 
     def _end(self) -> None:
         self._rollback, self._options = None, {}

@@ -284,11 +284,6 @@ class StoredUpdates(Updates):
     def _resumes(self, shards: ShardedState) -> bool:
         return self._may_resume and shards.core.found and bool(shards.core.note())
 
-    def _resumed(self, shards: ShardedState) -> State:
-        require_kept(self._kept, shards.core.note())
-        found = zip(shards.members, decode_scalars(shards.core.note()))
-        return {id(member.parameter): scalars for member, scalars in found if scalars}
-
     # --- State ---
 
     def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
@@ -297,7 +292,9 @@ class StoredUpdates(Updates):
                 if name not in self._names:
                     require_not_by_element(member.name, name, value, member.parameter.shape)
         if self._resumes(shards):
-            state = {**self._resumed(shards), **state}
+            require_kept(self._kept, shards.core.note())
+            found = zip(shards.members, decode_scalars(shards.core.note()))
+            state = {id(member.parameter): scalars for member, scalars in found if scalars} | state
         self._may_resume = False
         self.install(optimizer, shards, state)
         if moments := moments_in(state, shards, self.moments(optimizer)):

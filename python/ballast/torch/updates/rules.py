@@ -182,13 +182,9 @@ NEEDS_FULL_PARAMETERS = {
     "LBFGS": "it computes the loss again and again in a step, and its directions depend on all parameters together",
     "Adafactor": "it keeps sums of rows and columns of whole matrices",
     "Muon": "it orthogonalizes whole matrices",
-    "Shampoo": "it keeps products of whole matrices",
-    "DistributedShampoo": "it keeps products of whole matrices",
+    **dict.fromkeys(("Shampoo", "DistributedShampoo"), "it keeps products of whole matrices"),
     "SOAP": "it turns whole matrices",
-    "LAMB": "it scales a parameter's update by norms of the full parameter",
-    "Lamb": "it scales a parameter's update by norms of the full parameter",
-    "LARS": "it scales a parameter's update by norms of the full parameter",
-    "Lars": "it scales a parameter's update by norms of the full parameter",
+    **dict.fromkeys(("LAMB", "Lamb", "LARS", "Lars"), "it scales a parameter's update by norms of the full parameter"),
     "SparseAdam": "it takes sparse gradients only, and gradients that are summed over ranks are dense",
 }
 

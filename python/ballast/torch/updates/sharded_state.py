@@ -85,7 +85,9 @@ class ShardedState:
         self.memory = make_memory(self.core, units)
         self._begins = [self.core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0 and self.ranks.size > 1  # each rank has a shard of the state
-        self._update_is_elsewhere = _keeps_copies(options, units)
+        # Updates then change more than the parameter in the memory that torch sees.
+        is_away = options.state != _core.Spread(device=1.0)
+        self._update_is_elsewhere = is_away or any(unit.dtype != torch.float32 for unit in units)
 
     def _pass_on_log(self) -> None:
         """Pass the library's log on to Python's logger."""
@@ -344,11 +346,6 @@ class KeptMemory:
             self._in_use = max(self._in_use, resident_bytes())
 
 
-def _keeps_copies(options: _core.TrainingOptions, units: Sequence[ParameterUnit]) -> bool:
-    """Return whether updates change more than the parameter in the memory that torch sees."""
-    return options.state != _core.Spread(device=1.0) or any(unit.dtype != torch.float32 for unit in units)
-
-
 # --- The state in torch's form ---
 
 PART = "ballast_part"  # the key in a state_dict() for the rank that it belongs to
@@ -377,9 +374,10 @@ class LazyState(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        if func is COPY_AS and _only_moves(kwargs or {}):
-            lazy: Any = args[0]
-            return LazyState.of(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
+        options = kwargs or {}
+        if func is COPY_AS and options.get("device") is not None and options.get("dtype", torch.float32) == torch.float32:
+            lazy: Any = args[0]  # it is moved, and stays as it is
+            return LazyState.of(lazy.shape, lazy.place, lazy.read_now, options["device"])
         if writes_to_arguments(func) and isinstance(args[0], LazyState):
             refuse_unsupported(
                 f"cannot change the optimizer's state with {func}: it would change a copy",
@@ -387,7 +385,7 @@ class LazyState(torch.Tensor):
                 needed="optimizer.load_state_dict()",
             )
         plain = lambda each: each.read_there() if isinstance(each, LazyState) else each
-        return func(*tree_map(plain, tuple(args)), **tree_map(plain, kwargs or {}))
+        return func(*tree_map(plain, tuple(args)), **tree_map(plain, options))
 
     def read_there(self) -> torch.Tensor:
         return self.read_now().to(self.device)
@@ -397,11 +395,6 @@ class LazyState(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return copy.deepcopy(self.read_now(), memo)
-
-
-def _only_moves(kwargs: dict[str, Any]) -> bool:
-    """Return whether .to() changes the device and nothing else."""
-    return kwargs.get("device") is not None and kwargs.get("dtype", torch.float32) == torch.float32
 
 
 def is_current_state(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:

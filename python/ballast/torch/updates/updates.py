@@ -112,9 +112,9 @@ def merged(one: State, other: State) -> State:
 
 def steps_in(state: State) -> dict[int, int]:
     """Return the count of steps of each parameter whose state has one; 1 for momentum that torch does not count."""
-    counted = {key: int(values["step"]) for key, values in state.items() if _is_count(values.get("step"))}
-    return {**{key: 1 for key, values in state.items() if isinstance(values.get(UNCOUNTED), torch.Tensor)}, **counted}
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    steps = {key: 1 for key, values in state.items() if isinstance(values.get(UNCOUNTED), torch.Tensor)}
+    for key, values in state.items():
+        count = values.get("step")
+        if isinstance(count, (int, float)) or (isinstance(count, torch.Tensor) and count.numel() == 1):
+            steps[key] = int(count)
+    return steps
