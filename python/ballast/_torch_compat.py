@@ -88,12 +88,6 @@ def has_gradient_in_backward(parameter: torch.Tensor) -> bool:
     return bool(torch._C._will_engine_execute_node(accumulates))
 
 
-def is_recomputing() -> bool:
-    """Return whether a backward pass runs and records operations: it repeats those of a forward pass, for activation
-    checkpointing."""
-    return torch.is_grad_enabled() and is_in_backward()
-
-
 def packs_for_checkpointing(pack: Callable[[torch.Tensor], Any]) -> bool:
     """Return whether this is the hook of activation checkpointing, which keeps nothing: backward computes it again."""
     return getattr(pack, "__module__", None) == "torch.utils.checkpoint"

@@ -1,14 +1,16 @@
-"""Tests of views of parameters that are used after other modules have been called, in stage 3."""
+"""Tests of parameters, and views of them, that are used outside of their modules' calls, in stage 3."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 
 import ballast
 import pytest
 import torch
 from python.wrap.support.ranks import run_ranks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def blocks() -> nn.ModuleList:
@@ -131,7 +133,55 @@ class ManyViews(nn.Module):
         return x.sum() * torch.stack([view.square().sum() for view in taken])
 
 
-MODELS = {kind.__name__: kind for kind in (Queries, ClassToken, Positions, UsesReturned, ManyViews)}
+class Product(torch.autograd.Function):
+    """Takes views of several parameters, and saves all of them."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        inputs = [x]
+        for weight in weights:
+            inputs.append(inputs[-1] @ weight.t())
+        ctx.save_for_backward(*inputs[:-1], *weights)
+        return inputs[-1]
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        saved, gradients = ctx.saved_tensors, []
+        count = len(saved) // 2
+        for x, weight in reversed([*zip(saved[:count], saved[count:])]):
+            gradients.append(gradient.t() @ x)
+            gradient = gradient @ weight
+        return gradient, *reversed(gradients)
+
+
+def linears(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    return reduce(nn.functional.linear, weights, x)
+
+
+class Fused(nn.Module):
+    """Gives a function the parameters of several submodules, as users of fused kernels do. `reentrant` is that of a checkpoint,
+    which is left out if it is None."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], reentrant: bool | None) -> None:
+        super().__init__()
+        self.function, self.reentrant, self.blocks = function, reentrant, nn.ModuleList([*blocks(), *blocks()])
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.function(x, *(block.weight for block in self.blocks)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.blocks[1](x))
+        x = self.product(x) if self.reentrant is None else checkpoint(self.product, x, use_reentrant=self.reentrant)
+        return torch.tanh(self.blocks[0](x))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{kind.__name__: kind for kind in (Queries, ClassToken, Positions, UsesReturned, ManyViews)},
+    "in a Function": partial(Fused, Product.apply, None),
+    "in a checkpointed Function": partial(Fused, Product.apply, False),
+    "in a checkpointed Function, reentrant": partial(Fused, Product.apply, True),
+    "in checkpointed operators": partial(Fused, linears, False),
+}
 
 
 def losses(rank: int, name: str, stage: int | None) -> list[float]:
@@ -140,7 +190,7 @@ def losses(rank: int, name: str, stage: int | None) -> list[float]:
     model = MODELS[name]()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if stage is not None:
-        optimizer = ballast.wrap(optimizer, model, stage=stage)
+        optimizer = ballast.wrap(optimizer, model, stage=stage, tuning=ballast.Tuning(keep_gathered=False))
     found = []
     for step in range(3):
         batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
@@ -154,8 +204,9 @@ def losses(rank: int, name: str, stage: int | None) -> list[float]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("name", MODELS)
-def test_views_keep_their_values(name):
+def test_parameters_keep_their_values(name):
     expected = losses(0, name, None)
     for found in run_ranks(2, losses, name, 3):
         assert found == pytest.approx(expected, rel=1e-6)

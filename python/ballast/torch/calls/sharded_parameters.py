@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from ballast._torch_compat import (
     compiled_modules,
     compiler_of_calls,
     is_in_backward,
-    is_recomputing,
     packs_for_checkpointing,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
@@ -97,18 +96,20 @@ class ShardedParameters(ParameterMemory):
     ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
         last are copies inside the block. All of them are copies if they are `copied`, because the result is a view, and other
-        units may be opened before it is used; but only small ones. A recomputation outside of calls gets copies too: autograd
-        saves its parameters without the hooks of this training, or before other units are opened."""
+        units may be opened before it is used; but only small ones. A backward pass outside of calls gets copies too: if it
+        recomputes, autograd saves parameters without the hooks of this training, or before other units are opened."""
         members = [self._gather.member_of(parameter) for parameter in parameters]
         self._gather.require_there(members[0])
-        recomputes = not self._saved.is_in_call and is_recomputing()
-        is_refused = not (again or recomputes or self._saved.is_in_call)
+        is_apart = not self._saved.is_in_call and is_in_backward()
+        is_refused = not (again or is_apart or self._saved.is_in_call)
         if is_refused and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_access(members[0].name, "its values are partitioned over ranks", "with ballast.gather(model): ...")
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
         copied = copied and all(is_small(parameter) for parameter in parameters)
-        copies_all = recomputes or copied
+        if self._saved.is_in_call:
+            self._saved.note_use(units)
+        copies_all = is_apart or copied
         first_in_place = len(units) if copies_all else max(len(units) - 1, 0)
         copies = {
             member: self._gather.copy_out(member)
@@ -123,7 +124,7 @@ class ShardedParameters(ParameterMemory):
         for member, values in copies.items():
             self._gather.show(member, values)
         try:
-            with self._saved.watching() if recomputes else nullcontext():
+            with self._saved.watching() if is_apart else nullcontext():
                 yield
         finally:
             written = self._gather.reshard(copies)
@@ -342,10 +343,10 @@ class SavedTensors:
     """Hooks of autograd that are active while modules run, and inside gather(). If a model has several optimizers, the hooks of
     one pass on the parameters of another."""
 
-    def __init__(self, gather: UnitGather, loose_units: Collection[int]):
+    def __init__(self, gather: UnitGather, loose_units: set[int]):
         self._gather = gather
         self._loose_units = loose_units  # units whose parameters are used outside of calls if a method is checkpointed
-        self._is_checkpointed = False  # calls inside of others have shown it
+        self._apart: set[int] = set()  # those units, once calls inside of others have shown that one is checkpointed
         self._has_parts = any(hasattr(member.parameter, ATTRIBUTE) for member in gather.members.values())
         self._outermost = self._hooks(None)
         self._calls = _Calls()
@@ -354,6 +355,14 @@ class SavedTensors:
     @property
     def is_in_call(self) -> bool:
         return bool(self._calls.have_pushed)
+
+    def note_use(self, units: Iterable[int]) -> None:
+        """Note the use of parameters of these units by another module. It may be one of a checkpointed function, or of a
+        torch.autograd.Function, whose forward pass records nothing either."""
+        is_evaluated_inside = not torch.is_grad_enabled() and not self._gather.casts.are_evaluated
+        if is_evaluated_inside or not _knows(top_saved_tensor_hooks(), self._gather.key):
+            self._loose_units.update(units)
+            self._apart.update(self._loose_units)
 
     def beginning_with(self, unit: int | None) -> Callable[[torch.nn.Module], None]:
         """Return the function that begins a call of a module with this unit."""
@@ -370,14 +379,15 @@ class SavedTensors:
             if not calls:
                 gather.casts.are_evaluated = not torch.is_grad_enabled()
             elif not gather.casts.are_evaluated and not torch.is_grad_enabled():
-                self._is_checkpointed = True
+                self._apart.update(self._loose_units)
             if unit is not None:
                 gather.open(unit)
             outer = top_saved_tensor_hooks()
             if _knows(outer, gather.key):
                 calls.append(False)
                 return
-            self._is_checkpointed = self._is_checkpointed or bool(calls)
+            if calls:
+                self._apart.update(self._loose_units)
             hooks = self._outermost if outer is None else self._hooks(outer)
             push_saved_tensor_hooks(*hooks)
             calls.append(True)
@@ -402,7 +412,7 @@ class SavedTensors:
             return
         if self._thread == threading.get_ident():
             self._thread = None
-        if self._is_checkpointed and self._gather.open_unit in self._loose_units:
+        if self._gather.open_unit in self._apart:
             self._gather.release_unit()  # a recomputation outside of calls would use its parameters without hooks
         if module is not None and self._gather.after_call is not None and (tell := self._gather.after_call()) is not None:
             tell()
@@ -424,7 +434,7 @@ class SavedTensors:
 
     def _hooks(self, outer: SavedTensorHooks | None) -> SavedTensorHooks:
         """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
-        gather, members = self._gather, self._gather.members
+        gather, members, apart = self._gather, self._gather.members, self._apart
 
         def cast_place(tensor: torch.Tensor) -> Place | None:
             place = place_in_cast(tensor, members, gather.key, gather.updates)
@@ -433,8 +443,8 @@ class SavedTensors:
         def pack(tensor: torch.Tensor) -> Any:
             if tensor.layout is not torch.strided:  # a sparse one has no address
                 return tensor if outer is None else outer[0](tensor)
+            address = tensor.data_ptr()  # opens the unit of a parameter that a torch.autograd.Function saves
             views = gather.now
-            address = tensor.data_ptr()
             if views.begin <= address < views.end:
                 place = views.place_of(tensor, address, gather.updates)
                 if place is not None:
@@ -460,15 +470,17 @@ class SavedTensors:
             gather.open(unit)
             if saved.updates != gather.updates or unit in gather.full:
                 gather.require_unchanged(unit, number, saved.updates)
-            if saved.cast is not None:
-                is_full = unit in gather.full
-                cast = gather.full_values(unit, number).to(saved.cast) if is_full else gather.now.cast_of(number, saved.cast)
-                return cast.as_strided(saved.size, saved.stride, saved.offset)
             values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
+            if saved.cast is not None:
+                values = values.to(saved.cast) if unit in gather.full else gather.now.cast_of(number, saved.cast)
             if not saved.is_whole:
                 values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
-            if torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key):
-                return values.clone()  # backward makes a graph, and saves this outside of calls, without these hooks
+            # Backward with a graph saves the values outside of calls, without these hooks.
+            makes_graph = torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key)
+            if saved.cast is None and (makes_graph or unit in apart):
+                values = values.clone()
+            if unit in apart:  # a recomputation would use the others of the unit without hooks
+                gather.release_unit()
             return values
 
         hooks: SavedTensorHooks = (pack, unpack)
