@@ -2,7 +2,8 @@
 
 The models have parameters of one element, so that nearly all time is that of Python and of torch's bookkeeping. The plain model
 and the wrapped ones run in turn, in one process with one thread of torch. The time is the processor time of the thread that
-trains. Each case has two lines: the time of both models for each event, and the median of their differences.
+trains. Each case has two lines: the time of both models for each event, and the median of their differences. The last case is
+in chunked_loss.py.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import ballast
+import chunked_loss
 import suite
 import torch
 
@@ -172,11 +174,14 @@ def rows_of(case: Case, ours: list[float], plain: list[float]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100, help="steps of each model, after three to warm up (%(default)s)")
-    options = suite.choose(parser, CASES, lambda case: case.name)
+    parser.add_argument("--processes", type=int, default=5, help="trainings with each loss of many words (%(default)s)")
+    options = suite.choose(parser, [*(case.name for case in CASES), chunked_loss.NAME], str)
+    cases = [case for case in CASES if case.name in options.cases]
     torch.set_num_threads(1)
-    for event in dict.fromkeys(case.event for case in options.cases):
-        stages = [case.stage for case in options.cases if case.event == event]
-        suite.emit(measure(event, stages, options.rounds))
+    for event in dict.fromkeys(case.event for case in cases):
+        suite.emit(measure(event, [case.stage for case in cases if case.event == event], options.rounds))
+    if chunked_loss.NAME in options.cases:
+        suite.emit(chunked_loss.measure(options.processes))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from python.conftest import BUILT
 if not BUILT or find_spec("torch") is None:
     pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
 
-import hooks  # noqa: E402 (needs both)
+import chunked_loss  # noqa: E402 (both need it)
+import hooks  # noqa: E402
 
 
 def test_each_case_has_two_lines():
@@ -24,3 +25,15 @@ def test_each_case_has_two_lines():
 @pytest.mark.parametrize("event", hooks.EVENTS, ids=lambda event: event.name)
 def test_events_are_counted_in_models_that_train(event):
     assert [row["unit"] for row in hooks.measure(event, [0, 3], rounds=1)] == ["us"] * 4
+
+
+def test_the_loss_in_chunks_has_lines_of_seconds_memory_and_gathers(monkeypatch):
+    for name, value in {"WORDS": 3000, "TOKENS": 64, "CHUNK": 16}.items():
+        monkeypatch.setattr(chunked_loss, name, value)
+    monkeypatch.setattr(chunked_loss, "in_own_process", chunked_loss.train)
+    seconds, memory, gathers = chunked_loss.measure(1)
+    assert (seconds["unit"], memory["unit"]) == ("s", "MiB") and seconds["value"] > 0
+    assert gathers["value"] <= 2
+    ours, plain = ([{"seconds": 2.0 * each, "peak": each * 2.0**20, "gathers": 1.0 + each}] for each in (1, 3))
+    seconds, memory, gathers = chunked_loss.rows_of(ours, plain)
+    assert (seconds["value"], seconds["ratio"], memory["against_value"], gathers["value"]) == (2.0, 3.0, 3.0, 2.0)

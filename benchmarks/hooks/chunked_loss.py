@@ -1,0 +1,85 @@
+"""Measure the loss of a large vocabulary in chunks of tokens, in stage 3, vs. torch's cross entropy of all logits at once.
+
+Each training is a process of its own with one thread: chunked_loss.py KIND trains, and prints in JSON what it took.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import suite
+
+WORDS, WIDTH, TOKENS, CHUNK = 152_064, 64, 4096, 128  # the vocabulary of Qwen2.5
+WARM_UP, STEPS = 2, 3
+NAME = f"loss of {WORDS:,} words in chunks, stage 3"
+OURS, PLAIN = "chunked_loss()", "cross_entropy() of all logits"
+
+
+def status(field: str) -> int:
+    """Return the bytes in the line of this name in the kernel's status of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def train(kind: str) -> dict[str, float]:
+    """Return the seconds of a step, the peak of all steps above what the process had before, and gathers of the head a step."""
+    import ballast
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    words, head = torch.nn.Embedding(WORDS, WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
+    model = torch.nn.ModuleDict({"words": words, "block": torch.nn.Linear(WIDTH, WIDTH), "head": head})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if kind == OURS:
+        tuning = ballast.Tuning(timeline=True, keep_gathered=False)
+        optimizer = ballast.wrap(optimizer, model, stage=3, tuning=tuning)
+    seconds, before = [], status("VmRSS")
+    for _ in range(WARM_UP + STEPS):
+        begin = time.perf_counter()
+        tokens = torch.randint(WORDS, (TOKENS + 1,))
+        hidden = torch.tanh(model["block"](words(tokens[:-1])))
+        if kind == OURS:
+            loss = ballast.chunked_loss(hidden, head, tokens[1:], chunk=CHUNK)
+        else:
+            loss = torch.nn.functional.cross_entropy(head(hidden), tokens[1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - begin)
+    found = {"seconds": sum(seconds[WARM_UP:]) / STEPS, "peak": status("VmHWM") - before, "loss": loss.item()}
+    if kind == OURS:
+        with tempfile.NamedTemporaryFile() as file:
+            optimizer.write_timeline(file.name)
+            names = [event["name"] for event in json.loads(Path(file.name).read_text())]
+        found["gathers"] = names.count("gather head") / len(seconds)
+    return found
+
+
+def in_own_process(kind: str) -> dict[str, float]:
+    ended = subprocess.run([sys.executable, __file__, kind], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(ended.stdout)
+    return found
+
+
+def rows_of(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> list[dict]:
+    """Return a line for the seconds, one for the memory and one for the gathers."""
+    rows = []
+    for suffix, unit, key, scale in (("", "s", "seconds", 1.0), (", memory", "MiB", "peak", 2.0**-20)):
+        samples = ([each[key] for each in kind] for kind in (ours, plain))
+        fields = suite.comparison(*samples, lambda value, scale=scale: value * scale)
+        rows.append({"suite": "hooks", "case": NAME + suffix, "unit": unit, "against": PLAIN, **fields})
+    gathers = max(each["gathers"] for each in ours)
+    return [*rows, {"suite": "hooks", "case": f"{NAME}, gathers of the head", "unit": "a step", "value": gathers}]
+
+
+def measure(rounds: int) -> list[dict]:
+    taken = suite.in_turn((OURS, PLAIN), in_own_process, rounds)
+    return rows_of(taken[OURS], taken[PLAIN])
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(sys.argv[1])))
