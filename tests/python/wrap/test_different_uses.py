@@ -239,6 +239,20 @@ def comes_late(rank: int) -> str:
     return ""
 
 
+def waits_in_the_model(rank: int) -> str:
+    """Let rank 1 leave the last layer out, and wait in a collective of the model while rank 0 uses it. Return the error."""
+    model = Dropping()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3, tuning=ballast.Tuning(timeout=2))
+    model.register_forward_hook(lambda *_: dist.barrier())
+    try:
+        model(torch.ones(2, 8), EVERYTHING[: len(EVERYTHING) - rank])
+        optimizer.close()
+    except ballast.Error as refused:
+        dist.barrier()
+        return str(refused)
+    return ""
+
+
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -328,3 +342,9 @@ def test_a_step_that_one_rank_drops_is_refused():
 def test_a_rank_that_stays_away_is_named():
     refused, _ = run_ranks(2, comes_late, lost=[])
     assert refused.startswith("B3302") and "rank 1" in refused, refused
+
+
+def test_the_unit_that_a_waiting_rank_leaves_out_is_named():
+    refused, _ = run_ranks(2, waits_in_the_model)
+    assert refused.startswith("B3302") and "rank 1" in refused, refused
+    assert "unit last, a use of it" in refused and "has left this unit out" in refused, refused

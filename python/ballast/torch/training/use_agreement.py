@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 
 from ballast._torch_compat import NO_BACKWARD, call_after_backward, current_backward
+from ballast.checks import fail
+from ballast.errors import FailureError
 from ballast.ranks import Group, words_of_all_ranks
 
 log = logging.getLogger("ballast")
@@ -32,6 +34,11 @@ class Doing(IntEnum):
 
 DETAILS = 1 << 40  # what a rank does is followed by a number below this: the place of the unit
 MOST_PLACES = 1 << 30
+OTHER_WAIT = (
+    "Find out what that rank does: it is stopped, stuck, or much slower. If it waits in a collective of its own inside of the "
+    "model, and has left this unit out, as experts without tokens: use all units on all ranks before that collective (a loss "
+    "times 0 counts for nothing), or make it after the call of the model."
+)
 
 
 class Helper(Protocol):
@@ -90,7 +97,12 @@ class UseAgreement:
         place = self._place(helper, unit)
         # Ranks that go through the units in the same direction gather most of them at the same time.
         order = place if backward == NO_BACKWARD else 2 * MOST_PLACES - place
-        self._agree(Doing.USE, 2 * order + exact)
+        try:
+            self._agree(Doing.USE, 2 * order + exact)
+        except FailureError as error:
+            if error.code != "B3302":
+                raise
+            fail("peer_late", error.what_happened, where=f"unit {helper.name_of_unit(unit)}, a use of it", remedy=OTHER_WAIT)
 
     def end_call(self) -> None:
         """Return when no rank uses parameters: the caller's own collectives may follow."""
