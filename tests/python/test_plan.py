@@ -465,6 +465,12 @@ def test_chunks_of_the_loss_make_room_for_a_large_vocabulary():
     assert ballast.plan("qwen3-8b", loss_chunk=1024, **sizes).fits
     with pytest.raises(ballast.OutOfMemoryError, match="activations alone"):
         ballast.plan("qwen3-8b", **sizes)
+    # One sequence of 128k tokens, as docs/guides/activations.md has it.
+    sizes |= {"ranks": 8, "tokens": 131072, "sequence": 131072, "host_memory": "2TiB", "activations": "checkpointed,host"}
+    plan = ballast.plan("llama-8b", loss_chunk=1024, **sizes)
+    assert round(plan.memory["device"]["activations (estimated)"] / 2**30) == 39
+    with pytest.raises(ballast.OutOfMemoryError, match="activations alone(.|\n)*189.9 GiB for 131072 tokens"):
+        ballast.plan("llama-8b", **sizes)
     known = Activations(layers=1, hidden=8, vocabulary=1000, block=0)
     assert known.bytes(100, "kept") == 12 * 100 * 1000
     assert known.bytes(100, "kept", loss_chunk=10) == 12 * 10 * 1000 + 4 * 1000 * 8

@@ -9,14 +9,16 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ballast
 import pytest
 import torch
 from ballast._torch_compat import top_saved_tensor_hooks
 from python.wrap.support.bodies import SMALL, offloading_everything, tower_loop
+from python.wrap.support.frameworks import tiny_model
 from python.wrap.support.loops import check_equal, mlp
-from python.wrap.support.ranks import run_ranks
+from python.wrap.support.ranks import FRAMEWORKS, run_ranks
 from python.wrap.support.resident import peak_resident
 from torch.nn import functional
 
@@ -352,3 +354,41 @@ def test_impossible_options_are_refused(tmp_path):
         ballast.offload_activations(f"nvme:{tmp_path}", min_bytes=-1)
     model(torch.ones(20)).sum().backward()
     optimizer.step()  # nothing has changed
+
+
+def losses_of_checkpoints(rank: int, folder: str, stage: int, theirs: bool, ours: bool) -> tuple[list[float], float]:
+    """Train a Llama whose blocks are checkpoints. Return the losses, and the bytes of activations that Ballast has written."""
+    model = tiny_model(64)
+    pageable = torch.autograd.graph.save_on_cpu()  # transformers pins memory, which needs a GPU
+    with patch("transformers.modeling_utils.save_on_cpu", lambda **_: pageable):
+        return trained_checkpoints(rank, model, folder, stage, theirs, ours)
+
+
+def trained_checkpoints(
+    rank: int, model: Any, folder: str, stage: int, theirs: bool, ours: bool
+) -> tuple[list[float], float]:
+    model.activation_checkpointing_enable(offload=theirs)
+    model.train()
+    options = {"activations": f"nvme:{folder}"} if ours else {}
+    with offloading_everything():
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, **options)
+        losses, words = [], torch.arange(32).view(2, 16) + rank
+        for _ in range(3):
+            loss = model(input_ids=words, labels=words, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses, optimizer.metrics().get("activation_bytes/saved", 0.0)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_inputs_of_checkpoints_are_offloaded_by_transformers_or_by_ballast(stage, tmp_path):
+    """Whose hooks are nearer to the block gets them: with those of transformers, Ballast has the other activations."""
+    pytest.importorskip("transformers")
+    both = [(theirs, ours) for theirs in (False, True) for ours in (False, True)]
+    found = {each: run_ranks(2, losses_of_checkpoints, str(tmp_path), stage, *each, imported=FRAMEWORKS) for each in both}
+    for rank in range(2):
+        losses = [found[each][rank][0] for each in both]
+        assert losses == [losses[0]] * 4
+        assert found[False, True][rank][1] - found[True, True][rank][1] == 2 * 32 * 64 * 4  # the inputs of two blocks, in a step
