@@ -6,7 +6,6 @@ Each training is a process of its own with one thread: chunked_loss.py KIND trai
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def status(field: str) -> int:
 
 
 def train(kind: str) -> dict[str, float]:
-    """Return the seconds of a step, the peak of all steps above what the process had before, and gathers of the head a step."""
+    """Return the seconds of a step, and the peak of all steps above what the process had before."""
     import ballast
     import torch
 
@@ -35,8 +34,7 @@ def train(kind: str) -> dict[str, float]:
     model = torch.nn.ModuleDict({"words": words, "block": torch.nn.Linear(WIDTH, WIDTH), "head": head})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if kind == OURS:
-        tuning = ballast.Tuning(timeline=True, keep_gathered=False)
-        optimizer = ballast.wrap(optimizer, model, stage=3, tuning=tuning)
+        optimizer = ballast.wrap(optimizer, model, stage=3)
     seconds, before = [], status("VmRSS")
     for _ in range(WARM_UP + STEPS):
         begin = time.perf_counter()
@@ -50,13 +48,7 @@ def train(kind: str) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - begin)
-    found = {"seconds": sum(seconds[WARM_UP:]) / STEPS, "peak": status("VmHWM") - before, "loss": loss.item()}
-    if kind == OURS:
-        with tempfile.NamedTemporaryFile() as file:
-            optimizer.write_timeline(file.name)
-            names = [event["name"] for event in json.loads(Path(file.name).read_text())]
-        found["gathers"] = names.count("gather head") / len(seconds)
-    return found
+    return {"seconds": sum(seconds[WARM_UP:]) / STEPS, "peak": status("VmHWM") - before}
 
 
 def in_own_process(kind: str) -> dict[str, float]:
@@ -66,14 +58,13 @@ def in_own_process(kind: str) -> dict[str, float]:
 
 
 def rows_of(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> list[dict]:
-    """Return a line for the seconds, one for the memory and one for the gathers."""
+    """Return a line for the seconds and one for the memory."""
     rows = []
     for suffix, unit, key, scale in (("", "s", "seconds", 1.0), (", memory", "MiB", "peak", 2.0**-20)):
         samples = ([each[key] for each in kind] for kind in (ours, plain))
         fields = suite.comparison(*samples, lambda value, scale=scale: value * scale)
         rows.append({"suite": "hooks", "case": NAME + suffix, "unit": unit, "against": PLAIN, **fields})
-    gathers = max(each["gathers"] for each in ours)
-    return [*rows, {"suite": "hooks", "case": f"{NAME}, gathers of the head", "unit": "a step", "value": gathers}]
+    return rows
 
 
 def measure(rounds: int) -> list[dict]:

@@ -391,4 +391,5 @@ def test_inputs_of_checkpoints_are_offloaded_by_transformers_or_by_ballast(stage
     for rank in range(2):
         losses = [found[each][rank][0] for each in both]
         assert losses == [losses[0]] * 4
-        assert found[False, True][rank][1] - found[True, True][rank][1] == 2 * 32 * 64 * 4  # the inputs of two blocks, in a step
+        inputs_of_blocks = 2 * 32 * 64 * 4  # bytes of a step
+        assert found[False, True][rank][1] - found[True, True][rank][1] == inputs_of_blocks
