@@ -158,6 +158,12 @@ class Run:
     )
 
 
+def _read_mesh(given: DeviceMesh | None) -> DeviceMesh | None:
+    if given is not None and not hasattr(given, "mesh_dim_names"):
+        refuse_value("mesh", given, "a DeviceMesh of torch.distributed, or None")
+    return given
+
+
 def _read_tuning(given: Tuning) -> Tuning:
     if not isinstance(given, Tuning):
         refuse_value("tuning", given, "ballast.Tuning(...)")
@@ -189,6 +195,7 @@ class WrapOptions(StepOptions):
         'the ranks that share this training; None: all. Of several dimensions, those with other data are called "data" or '
         '"dp", those with other parts of the same model "tensor", "tp" and the like: the gradient norm includes these. '
         "Placements of DTensors say the rest",
+        _read_mesh,
         per_rank=True,
     )
     run: Option[str | Run, Run] = Option(

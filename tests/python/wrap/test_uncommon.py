@@ -287,6 +287,7 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
         {"timeout": float("inf")},
         {"offload": False},
         {"max_grad_norm": "1"},
+        {"mesh": 3},
     ],
 )
 def test_impossible_values_of_options_are_refused_by_name(option):
@@ -479,6 +480,14 @@ def test_an_option_that_is_no_number_is_named_in_the_step(option, value, said, s
     optimizer.param_groups[1][option] = given
     optimizer.step()  # the gradients are those of the refused step
     assert optimizer.steps == 2
+
+
+def test_an_option_that_a_group_lacks_is_named_in_the_step():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    optimizer.load_state_dict(torch.optim.SGD(mlp().parameters()).state_dict())
+    with pytest.raises(ballast.UsageError, match="B1001 cannot use the options of a parameter group: they lack 'betas'"):
+        mean_square(model, torch.ones(20)).backward()
 
 
 @every_stage

@@ -402,7 +402,8 @@ def rules_of(groups: Iterable[tuple[int, Group]], rule_of: MakeRule, *, use: str
         except Error:
             raise
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            what = f"cannot {use} the options of a parameter group: {error}"
+            reason = f"they lack {error}" if isinstance(error, KeyError) else error
+            what = f"cannot {use} the options of a parameter group: {reason}"
             refuse(what, where=f"param_groups[{place}]", needed="options of this optimizer")
         places.append(place)
         rules.append(rule)
