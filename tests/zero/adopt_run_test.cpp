@@ -372,8 +372,8 @@ TEST_CASE("each start of a run commits with an incarnation that is higher than a
     const auto queue = offload::open_queue();
     const offload::Drive drives[] = {{directory_of(run, rank), queue.get()}};
     std::uint64_t newest = 0;
-    for (const RecordFiles& files : record_files_on(directory.path(), "mine")) {
-      if (files.rank != rank) continue;
+    for (const RecordFiles& files :
+         record_files_on(directory.path(), "mine", [&](auto each) { return each == rank; })) {
       newest =
           std::max(newest, offload::RecordStore::look(drives, {.name = files.name()})->commits[0].point.incarnation);
     }

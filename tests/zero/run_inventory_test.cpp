@@ -19,6 +19,7 @@ struct Commit {
 SeenRecords seen(std::size_t seen_by, std::size_t rank, std::size_t ranks, std::uint64_t made_in,
                  const std::vector<Commit>& commits) {
   SeenRecords records{.seen_by = seen_by,
+                      .site = seen_by,
                       .files = {rank, made_in},
                       .run_id = 7,
                       .digest = 100 + ranks,
@@ -38,6 +39,7 @@ TEST_CASE("what a rank sees is told to others as it is") {
   all[1].placement.parameter_replicas = 2;
   all[0].is_described = false;
   all[0].commits[0].label = {7, 8, 9};
+  all[1].site = 0;
   const auto ranks = thread_ranks(2);
   std::thread other([&] { seen_by_all(*ranks[1], all); });
   const auto read = seen_by_all(*ranks[0], {});
@@ -45,6 +47,7 @@ TEST_CASE("what a rank sees is told to others as it is") {
   REQUIRE(read.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {
     CHECK(read[i].seen_by == 1);
+    CHECK(read[i].site == all[i].site);
     CHECK(read[i].files == all[i].files);
     CHECK(read[i].run_id == 7);
     CHECK(read[i].digest == 102);
@@ -84,12 +87,12 @@ TEST_CASE("new records count when all of their ranks have committed them, even a
   CHECK(newest_whole_run(all, Goal("mine"))->made_in == 2);
 }
 
-TEST_CASE("a rank reads the records that it sees itself, else those of the lowest rank that sees some") {
+TEST_CASE("ranks of a site read the records that they see, else those of the lowest rank that sees some") {
   const std::vector<SeenRecords> all{seen(0, 0, 2, 0, {{}}), seen(1, 0, 2, 0, {{}}), seen(1, 1, 2, 0, {{}}),
                                      seen(2, 1, 2, 0, {{}})};
   const auto run = newest_whole_run(all, Goal("mine"));
   REQUIRE(run.has_value());
-  const auto source = [&](std::size_t shard, std::size_t reader) { return run->nearest(shard, reader).seen_by; };
+  const auto source = [&](std::size_t shard, std::size_t site) { return run->nearest(shard, site).seen_by; };
   CHECK(source(0, 0) == 0);
   CHECK(source(0, 1) == 1);
   CHECK(source(0, 2) == 0);

@@ -34,11 +34,17 @@ class RunRewrite {
  public:
   // All of it outlives this.
   RunRewrite(const OwnRun& own, const WholeRun& run, const RecordedState& state, EarlierRecords& records,
-             Communicator& world)
-      : own_(own), run_(run), state_(state), records_(records), world_(world), names_(names_in_runs(own.plan.model())) {
-    for (std::size_t rank = 0; rank < world.size(); ++rank) {
+             const RunSearch& search)
+      : own_(own),
+        run_(run),
+        state_(state),
+        records_(records),
+        world_(search.world()),
+        sites_(search.sites()),
+        names_(names_in_runs(own.plan.model())) {
+    for (std::size_t rank = 0; rank < world_.size(); ++rank) {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
-        if (run.nearest(shard, rank).seen_by != rank) receivers_.insert(rank);
+        if (reader_of(shard, rank) != rank) receivers_.insert(rank);
       }
     }
   }
@@ -109,6 +115,27 @@ class RunRewrite {
     return names_[own_.plan.tile_of(record).first][part.tensor];
   }
 
+  // The rank that reads the records of a shard for a rank of this job.
+  std::size_t reader_of(std::size_t shard, std::size_t rank) const {
+    const WholeRun::Copy& copy = run_.nearest(shard, sites_.of(rank));
+    return copy.site == sites_.of(rank) ? rank : copy.seen_by;
+  }
+
+  // The tensors with the pieces that this rank reads for a rank's tiles. Records that these do not need are not opened.
+  SavedTensors tensors_read_for(std::size_t rank, std::size_t tiles) {
+    std::map<std::string, std::vector<Range>> needed;
+    for (std::size_t record = 0; record < tiles; ++record) {
+      for (const TensorPart& part : parts_in(record, rank))
+        needed[name_of(record, part)].push_back(part.range);
+    }
+    return records_.tensors(state_, [&](std::size_t shard, const std::string& name, const Range& range) {
+      const bool is_needed =
+          reader_of(shard, rank) == own_.rank() &&
+          std::ranges::any_of(needed[name], [&](const Range& each) { return intersection(each, range).count > 0; });
+      return is_needed ? &run_.nearest(shard, sites_.of(rank)) : nullptr;
+    });
+  }
+
   // Reads ahead what this rank reads for others, and what it reads for itself, in the order of the tiles.
   void announce(std::size_t tiles) {
     std::vector<std::size_t> ranks(receivers_.begin(), receivers_.end());
@@ -116,7 +143,7 @@ class RunRewrite {
     ranks.push_back(own_.rank());
     std::vector<SavedPiece> wanted;
     for (const std::size_t rank : ranks)
-      tensors_[rank] = records_.tensors(state_, rank, own_.rank());
+      tensors_[rank] = tensors_read_for(rank, tiles);
     for (std::size_t record = 0; record < tiles; ++record) {
       for (const std::size_t rank : ranks) {
         for (const TensorPart& part : parts_in(record, rank))
@@ -143,7 +170,7 @@ class RunRewrite {
     std::set<std::size_t> senders;
     for (const TensorPart& part : parts_in(record, rank)) {
       for (const RecordedState::Part& from : state_.parts_of(name_of(record, part), part.range))
-        senders.insert(run_.nearest(from.shard, rank).seen_by);
+        senders.insert(reader_of(from.shard, rank));
     }
     senders.erase(rank);
     std::ranges::fill(payload, std::byte{0});
@@ -160,6 +187,7 @@ class RunRewrite {
   const RecordedState& state_;
   EarlierRecords& records_;
   Communicator& world_;
+  const Sites& sites_;
   const std::vector<std::vector<std::string>> names_;  // names of this training's tensors, for each unit
   std::set<std::size_t> receivers_{};                  // ranks that do not see all records
   std::map<std::size_t, SavedTensors> tensors_{};  // with the pieces that this rank reads, by the rank that needs them
@@ -172,7 +200,7 @@ class RunAdoption {
       : own_(own), world_(world), first_drive_(own.options.directories.front()), search_(own, world, own.goal, &own) {}
 
   SettledRun settle() {
-    on_all_ranks(world_, [&] { files_ = record_files_on(first_drive_, own_.name()); });
+    files_ = search_.files();
     SettledRun settled{.files = {.rank = own_.rank()}};
     std::optional<WholeRun>& run = settled.run;
     if (finds_own()) {
@@ -209,11 +237,15 @@ class RunAdoption {
   // The usual case: each rank finds its own records, whose newest commit is whole, or no rank finds any. Mirrors of ranks whose
   // records are in place do not count; but a rank of which there is nothing else has lost its own.
   bool finds_own() {
-    std::vector<RecordFiles> here;  // its own, and those of ranks that this job does not have
+    std::vector<RecordFiles> here;  // those of the site's ranks, and of ranks that this job does not have
     std::ranges::copy_if(files_, std::back_inserter(here), [&](const RecordFiles& files) {
-      return !files.is_mirror && (files.rank == own_.rank() || files.rank >= world_.size());
+      return !files.is_mirror && (search_.sites().has(files.rank) || files.rank >= world_.size());
     });
-    seen_ = search_.find_all(here.empty() ? files_ : here);
+    const bool is_any_without = std::ranges::any_of(search_.sites().ranks(), [&](std::size_t rank) {
+      return std::ranges::none_of(
+          here, [&](const RecordFiles& files) { return files.rank == rank || files.rank >= world_.size(); });
+    });
+    seen_ = search_.find_all(is_any_without ? files_ : here);
     if (seen_.empty()) return true;
     const bool has_point = newest_common(seen_, last_) || !have_begun(seen_, last_);
     return has_point && last_ != offload::CommitPoint{} && seen_.size() == world_.size() &&
@@ -334,7 +366,7 @@ class RunAdoption {
     std::vector<RecordFiles> damaged;
     on_all_ranks(world_, [&] {
       for (std::size_t shard = 0; shard < run.copies.size(); ++shard) {
-        const WholeRun::Copy& copy = run.nearest(shard, own_.rank());
+        const WholeRun::Copy& copy = run.nearest(shard, search_.sites().own());
         if (copy.seen_by != own_.rank()) continue;
         const bool has_others = run.copies[shard].size() > 1;
         if (!(has_others ? records.are_intact(copy) : records.are_there(copy))) damaged.push_back(run.files_of(copy));
@@ -349,7 +381,7 @@ class RunAdoption {
     const RecordFiles files{own_.rank(), next_incarnation(seen_)};
     offload::RecordShape shape = own_.shape;
     shape.run_id = known_run_id(seen_);
-    RunRewrite rewrite(own_, run, state, records, world_);
+    RunRewrite rewrite(own_, run, state, records, search_);
     const std::vector<std::byte> note = rewrite.note();
     log_adoption(run, state.described());
     require_joint_space(world_, shape, own_.options.directories, 1);
@@ -413,7 +445,7 @@ class RunAdoption {
     const auto each_other = [&](auto remove) {
       on_all_ranks(world_, [&] {
         for (const RecordFiles& files : files_) {
-          if (files.made_in == made_in && !is_unused(files)) continue;
+          if (!search_.sites().looks_at(files.rank) || (files.made_in == made_in && !is_unused(files))) continue;
           const auto& drives = own_.options.directories;
           std::for_each(drives.rbegin(), drives.rend(), [&](const auto& drive) {
             remove(drive, files);  // goes from the last drive to the first: files are looked for there
@@ -434,7 +466,8 @@ class RunAdoption {
   void remove_leftovers() {
     on_all_ranks(world_, [&] {
       for (const auto& drive : own_.options.directories) {
-        for (const auto& [files, path] : leftovers_on(drive, own_.name())) {
+        const auto looks_at = [&](std::size_t rank) { return search_.sites().looks_at(rank); };
+        for (const auto& [files, path] : leftovers_on(drive, own_.name(), looks_at)) {
           if (!files.is_mirror && files.rank != own_.rank() && is_in_use(files, drive)) continue;
           std::error_code gone;
           std::filesystem::remove(path, gone);

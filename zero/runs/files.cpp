@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
-#include <functional>
 #include <sstream>
 #include <string_view>
 
@@ -50,15 +49,15 @@ std::optional<RecordFiles> files_named(std::string_view file, std::size_t rank) 
   return {};
 }
 
-// Visits the files in the directories of all ranks of the run.
-void for_each_file(const std::filesystem::path& drive, const std::string& run,
+// Visits the files in the directories of these ranks of the run.
+void for_each_file(const std::filesystem::path& drive, const std::string& run, const IsWanted& is_wanted,
                    const std::function<void(const std::filesystem::path& file, std::size_t rank)>& visit) {
   const std::string begin = run + "-rank-";
   for (const auto& directory : entries_of(drive)) {
     const std::string name = directory.path().filename().string();
     const auto rank =
         name.starts_with(begin) ? whole_number<std::size_t>(std::string_view(name).substr(begin.size())) : std::nullopt;
-    if (!rank || !directory.is_directory()) continue;
+    if (!rank || !is_wanted(*rank) || !directory.is_directory()) continue;
     for (const auto& file : entries_of(directory.path()))
       visit(file.path(), *rank);
   }
@@ -76,18 +75,20 @@ std::string RecordFiles::name() const {
 }
 std::string RecordFiles::description_name() const { return fmt::format("{}{}", name(), description_end); }
 
-std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run) {
+std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run,
+                                         const IsWanted& is_wanted) {
   std::vector<RecordFiles> found;
-  for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
+  for_each_file(drive, run, is_wanted, [&](const std::filesystem::path& path, std::size_t rank) {
     if (const auto files = files_named(path.filename().string(), rank)) found.push_back(*files);
   });
   std::ranges::sort(found);
   return found;
 }
 
-std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run) {
+std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run,
+                                   const IsWanted& is_wanted) {
   std::vector<Leftover> found;
-  for_each_file(drive, run, [&](const std::filesystem::path& path, std::size_t rank) {
+  for_each_file(drive, run, is_wanted, [&](const std::filesystem::path& path, std::size_t rank) {
     const std::string file = path.filename().string();
     std::string_view name = file;
     const bool is_unfinished = without_end(name, offload::unfinished_end);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,15 +36,18 @@ struct RecordFiles {
   auto operator<=>(const RecordFiles&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
-// The files that have records on this drive, of any rank, in order.
-std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run);
+// The files that have records on this drive, in order, of the ranks of the run for which `is_wanted` returns true.
+using IsWanted = std::function<bool(std::size_t rank)>;
+std::vector<RecordFiles> record_files_on(const std::filesystem::path& drive, const std::string& run,
+                                         const IsWanted& is_wanted);
 
 // A file that a killed process has left: it is not finished, or a description without records.
 struct Leftover {
   RecordFiles files{};  // the files to which it would belong
   std::filesystem::path path{};
 };
-std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run);
+std::vector<Leftover> leftovers_on(const std::filesystem::path& drive, const std::string& run,
+                                   const IsWanted& is_wanted);
 
 // Removes the files from this drive, where other ranks may remove them at the same time. They are gone for good when this
 // returns. Throws B3201 if records stay.

@@ -72,7 +72,7 @@ std::vector<std::vector<WholeRun::Copy>> copies_at(const Commit& commit, Seen me
   for (const SeenRecords& records : members) {
     if (records.files.rank < records.placement.ranks() && has(records.commits, commit)) {
       const RecordFiles& files = records.files;
-      copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, files.is_mirror});
+      copies[shard_of(placement, files.rank)].push_back({files.rank, records.seen_by, records.site, files.is_mirror});
     }
   }
   for (auto& shard_copies : copies)
@@ -210,9 +210,9 @@ void SeenRecords::drop(offload::CommitPoint point) {
   lacks_records = true;
 }
 
-const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t reader) const {
+const WholeRun::Copy& WholeRun::nearest(std::size_t shard, std::size_t site) const {
   const std::vector<Copy>& known = copies.at(shard);
-  const auto own = std::ranges::find(known, reader, &Copy::seen_by);
+  const auto own = std::ranges::find(known, site, &Copy::site);
   return own == known.end() ? known.front() : *own;
 }
 
@@ -301,9 +301,9 @@ std::vector<SeenRecords> seen_by_all(Communicator& world, Seen mine) {
   std::string text;  // one line for each, of numbers
   for (const SeenRecords& each : mine) {
     const Placement& placement = each.placement;
-    text += fmt::format("{} {} {:d} {} {} {:d} {:d} {:d} {:d} {} {} {} {}", each.files.rank, each.files.made_in,
-                        each.files.is_mirror, each.run_id, each.digest, each.lacks_records, each.has_newest,
-                        each.is_described, each.is_of_model, placement.shards, placement.replicas,
+    text += fmt::format("{} {} {} {:d} {} {} {:d} {:d} {:d} {:d} {} {} {} {}", each.site, each.files.rank,
+                        each.files.made_in, each.files.is_mirror, each.run_id, each.digest, each.lacks_records,
+                        each.has_newest, each.is_described, each.is_of_model, placement.shards, placement.replicas,
                         placement.parameter_replicas, each.commits.size());
     for (const auto& [point, step, label] : each.commits)
       text += fmt::format(" {} {} {} {}", point.incarnation, point.number, step, fmt::join(label, " "));
@@ -315,9 +315,9 @@ std::vector<SeenRecords> seen_by_all(Communicator& world, Seen mine) {
     std::istringstream numbers(texts[rank]);
     SeenRecords each{.seen_by = rank};
     std::size_t commits = 0;
-    while (numbers >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >> each.digest >>
-           each.lacks_records >> each.has_newest >> each.is_described >> each.is_of_model >> each.placement.shards >>
-           each.placement.replicas >> each.placement.parameter_replicas >> commits) {
+    while (numbers >> each.site >> each.files.rank >> each.files.made_in >> each.files.is_mirror >> each.run_id >>
+           each.digest >> each.lacks_records >> each.has_newest >> each.is_described >> each.is_of_model >>
+           each.placement.shards >> each.placement.replicas >> each.placement.parameter_replicas >> commits) {
       each.commits.resize(commits);
       for (auto& [point, step, label] : each.commits)
         numbers >> point.incarnation >> point.number >> step >> label[0] >> label[1] >> label[2];

@@ -14,9 +14,11 @@
 
 namespace ballast {
 
-// One rank's records of a run, as a rank of this job sees them, wherever they are. Ranks that share a drive see the same records.
+// One rank's records of a run, as a rank of this job sees them, wherever they are. The ranks of a site see the same records, and
+// one of them has looked.
 struct SeenRecords {
   std::size_t seen_by = 0;   // rank of this job
+  std::size_t site = 0;      // its site: see Sites
   RecordFiles files{};       // files.rank: of the run
   std::uint64_t run_id = 0;  // 0: the files cannot be read
   std::uint64_t digest = 0;  // digest of the description
@@ -49,6 +51,7 @@ struct WholeRun {
   struct Copy {
     std::size_t rank = 0;  // a rank of the run
     std::size_t seen_by = 0;
+    std::size_t site = 0;
     bool is_mirror = false;
   };
   std::uint64_t made_in = 0;
@@ -59,8 +62,8 @@ struct WholeRun {
   offload::CommitLabel label{};
   std::vector<std::vector<Copy>> copies{};  // each shard's copies, all of them at this commit; in order
 
-  // The records of a shard that a rank reads: those that it sees itself if there are any, else those that another one sees.
-  const Copy& nearest(std::size_t shard, std::size_t reader) const;
+  // The records of a shard that ranks of a site read: those that they see if there are any, else those of the first other site.
+  const Copy& nearest(std::size_t shard, std::size_t site) const;
   const Copy* copy_of(std::size_t rank) const;  // one of the records of this rank of the run; null: there are none
   RecordFiles files_of(const Copy& copy) const { return {copy.rank, made_in, copy.is_mirror}; }
   offload::RecordShape shape_of(const RecordedState& state, std::uint64_t run_id) const;  // leaves the rank out

@@ -97,15 +97,14 @@ std::vector<RunCommit> commits_of_run(Communicator& world, const RecordOptions& 
   require_run_name(options.run);
   std::vector<std::unique_ptr<offload::IoQueue>> owned;
   RunDrives drives{options};
-  std::vector<RecordFiles> files;
   on_all_ranks(world, [&] {
     require_directories(options);
     for (std::size_t i = 0; i < options.directories.size(); ++i)
       drives.queues.push_back(
           owned.emplace_back(offload::open_queue({.depth = options.depth, .log = options.log})).get());
-    files = record_files_on(options.directories.front(), options.run);
   });
   const RunSearch search(drives, world, Goal(options.run));
+  const std::vector<RecordFiles> files = search.files();
   const std::vector<SeenRecords> seen = search.find_all(files);
   const KnownCheckpoint checkpoint = search.newest_checkpoint(files);
   std::vector<RunCommit> commits;

@@ -61,17 +61,18 @@ class RecordedRun {
 
 inline RecordedRun::RecordedRun(const std::filesystem::path& directory, const std::string& name)
     : options_{.directories = {directory}, .run = name, .allow_network = true},
-      seen_(search_.find_all(record_files_on(directory, name))),
+      seen_(search_.find_all(search_.files())),
       run_(whole_run()),
       state_(recorded_state()) {}
 
 inline SavedCheckpoint RecordedRun::checkpoint() {
+  const auto choose = [&](std::size_t shard, const std::string&, const Range&) { return &run_.nearest(shard, 0); };
   SavedCheckpoint found{.ranks = run_.placement.ranks(),
                         .optimizers = {{.step = run_.step,
                                         .optimizer = state_.described().rule,
                                         .moments = moments_of(names_),
                                         .own_step = names_.own_values > 0}},
-                        .tensors = records_.tensors(state_, 0, 0),
+                        .tensors = records_.tensors(state_, choose),
                         .converted_from = "a run"};
   found.files = records_.files();
   return found;

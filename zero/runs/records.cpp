@@ -46,8 +46,8 @@ void remove_damage_marks(const OwnRun& run, const RecordFiles& files) {
 void warn_of_traces(const OwnRun& run) {
   const std::filesystem::path directory = run.first_directory({.rank = run.rank()});
   const KnownCheckpoint checkpoint = newest_checkpoint_of(directory);
-  const bool is_described = std::ranges::any_of(leftovers_on(run.options.directories.front(), run.name()),
-                                                [&](const Leftover& each) { return each.files.rank == run.rank(); });
+  const auto is_own = [&](std::size_t rank) { return rank == run.rank(); };
+  const bool is_described = !leftovers_on(run.options.directories.front(), run.name(), is_own).empty();
   if (checkpoint.path.empty() && !is_described) return;
   run.warn(fmt::format(
       "run \"{}\" begins at step 0, but it has begun before: {} has {}. Its records were removed, or a start "
@@ -102,8 +102,8 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
   on_all_ranks(world, [&] {
     require_directories(options);
     const std::filesystem::path& drive = options.directories.front();
-    for (const RecordFiles& files : record_files_on(drive, options.run)) {
-      if (files.rank != world.rank()) continue;
+    const auto is_own = [&](std::size_t rank) { return rank == world.rank(); };
+    for (const RecordFiles& files : record_files_on(drive, options.run, is_own)) {
       const auto lines = read_run_description(files.directory(drive, options.run) / files.description_name());
       tiles[world.rank()] = std::max(tiles[world.rank()], static_cast<std::int64_t>(largest_tile(lines)));
     }

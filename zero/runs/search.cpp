@@ -1,6 +1,11 @@
 #include "zero/runs/search.h"
 
 #include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <sstream>
+
+#include "zero/runs/joint_space.h"
 
 namespace ballast {
 namespace {
@@ -33,6 +38,50 @@ void log_damage(const WholeRun& run, const std::optional<WholeRun>& earlier, con
 
 }  // namespace
 
+Sites::Sites(Communicator& world, const RecordOptions& options) : rank_(world.rank()) {
+  const std::string machine = booted_machine();
+  std::string mine = machine == unknown_machine ? fmt::format("that of rank {}", rank_) : machine;
+  for (const std::filesystem::path& directory : options.directories) {
+    struct stat found {};
+    const bool is_there = ::stat(directory.c_str(), &found) == 0;
+    mine += is_there ? fmt::format(" {}:{}", found.st_dev, found.st_ino) : fmt::format(" none of rank {}", rank_);
+  }
+  const std::vector<std::string> all = texts_of_all(world, mine);
+  std::map<std::string, std::size_t> sites;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    site_of_.push_back(sites.emplace(all[rank], rank).first->second);
+    if (all[rank] == mine) ranks_.push_back(rank);
+  }
+}
+
+std::vector<RecordFiles> RunSearch::files() const {
+  std::vector<RecordFiles> found;
+  on_all_ranks(world_, [&] {
+    found = record_files_on(drives_.options.directories.front(), drives_.name(),
+                            [&](std::size_t rank) { return sites_.looks_at(rank); });
+  });
+  const auto by_rank = files_of_all(found);
+  found.clear();
+  for (const std::size_t rank : sites_.ranks())
+    found.insert(found.end(), by_rank[rank].begin(), by_rank[rank].end());
+  std::ranges::sort(found);
+  return found;
+}
+
+std::vector<std::vector<RecordFiles>> RunSearch::files_of_all(std::span<const RecordFiles> mine) const {
+  std::string text;
+  for (const RecordFiles& files : mine)
+    text += fmt::format("{} {} {:d}\n", files.rank, files.made_in, files.is_mirror);
+  std::vector<std::vector<RecordFiles>> all;
+  for (const std::string& of_rank : texts_of_all(world_, text)) {
+    std::istringstream numbers(of_rank);
+    all.emplace_back();
+    for (RecordFiles files; numbers >> files.rank >> files.made_in >> files.is_mirror;)
+      all.back().push_back(files);
+  }
+  return all;
+}
+
 RecordedState RunSearch::state_of(const WholeRun& run) const {
   const WholeRun::Copy& copy = run.copies.front().front();
   std::string text;
@@ -64,7 +113,7 @@ RecordedState RunSearch::state_of(const WholeRun& run) const {
   return std::move(*state);
 }
 
-SavedTensors EarlierRecords::tensors(const RecordedState& state, std::size_t rank, std::size_t reader) {
+SavedTensors EarlierRecords::tensors(const RecordedState& state, const Choose& choose) {
   SavedTensors tensors;
   for (const auto& [name, place] : state.tensors()) {
     const Unit& unit = state.described().model.units[place.first];
@@ -77,8 +126,8 @@ SavedTensors EarlierRecords::tensors(const RecordedState& state, std::size_t ran
                       .steps = run_.step,
                       .record_elements = state.described().tile_elements[place.first]};
     for (const auto& [shard, record, in_tile, range] : state.parts_of(name, {0, tensor.elements()})) {
-      const WholeRun::Copy& copy = run_.nearest(shard, rank);
-      if (copy.seen_by == reader) saved.pieces.push_back({range, place_of(copy, record), in_tile});
+      const WholeRun::Copy* const copy = choose(shard, name, range);
+      if (copy != nullptr) saved.pieces.push_back({range, place_of(*copy, record), in_tile});
     }
     tensors.emplace(name, std::move(saved));
   }

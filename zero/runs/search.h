@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,11 +24,36 @@
 
 namespace ballast {
 
+// Ranks of this job that see the same files: those of a machine whose directories are the same. One of them looks at a file, and
+// tells the others, because a drive does not carry N^2 opens for N ranks. A site has the number of its lowest rank.
+class Sites {
+ public:
+  Sites(Communicator& world, const RecordOptions& options);  // all ranks call it together
+
+  std::size_t of(std::size_t rank) const { return site_of_.at(rank); }
+  std::size_t own() const { return of(rank_); }
+  bool has(std::size_t rank) const { return rank < site_of_.size() && of(rank) == own(); }  // any rank of the run
+  // Whether this rank looks at the files of that rank of the run: each rank does at its own, and at those of others in turns.
+  bool looks_at(std::size_t rank) const { return (has(rank) ? rank : ranks_[rank % ranks_.size()]) == rank_; }
+  std::span<const std::size_t> ranks() const { return ranks_; }  // of the own site
+
+ private:
+  std::size_t rank_;
+  std::vector<std::size_t> site_of_{};
+  std::vector<std::size_t> ranks_{};
+};
+
 class RunSearch {
  public:
-  // All of it outlives this. `own`: the training that is going to resume the run; null: none yet.
+  // All of it outlives this. `own`: the training that is going to resume the run; null: none yet. All ranks call it together.
   RunSearch(const RunDrives& drives, Communicator& world, const Goal& goal, const OwnRun* own = nullptr)
-      : drives_(drives), world_(world), own_(own), goal_(goal) {}
+      : drives_(drives), world_(world), own_(own), goal_(goal), sites_(world, drives.options) {}
+
+  const Sites& sites() const { return sites_; }
+  Communicator& world() const { return world_; }
+
+  // The files that this rank sees, in order. All ranks call it together.
+  std::vector<RecordFiles> files() const;
 
   // What one of this rank's files holds; nothing if it cannot be read, or is a mirror of another run. Throws B1009 if they are of a
   // run that is resumed together with others, and the training resumes it alone.
@@ -57,6 +82,7 @@ class RunSearch {
   // Throws B3201 if a drive of this rank's files cannot read them. That may pass, so they are not lost.
   void require_readable_drives(std::span<const RecordFiles> files) const {
     for (const RecordFiles& each : files) {
+      if (!sites_.looks_at(each.rank)) continue;
       try {
         const auto found = read_head(each);
         if (!found) continue;
@@ -84,6 +110,7 @@ class RunSearch {
     std::vector<SeenRecords> mine;
     on_all_ranks(world_, [&] {
       for (const RecordFiles& each : files) {
+        if (!sites_.looks_at(each.rank)) continue;
         const SeenRecords seen = seen_in(each);
         if (!each.is_mirror || seen.run_id != 0) mine.push_back(seen);
       }
@@ -98,6 +125,7 @@ class RunSearch {
     std::string mine;
     on_all_ranks(world_, [&] {
       for (const RecordFiles& each : files) {
+        if (!sites_.looks_at(each.rank)) continue;
         const KnownCheckpoint found = newest_checkpoint_of(drives_.first_directory(each));
         if (!found.path.empty()) mine += fmt::format("{} {}\n", found.step, found.path);
       }
@@ -116,14 +144,10 @@ class RunSearch {
   // Drops the commit from `seen` for the files in `damaged`, which each rank passes for its own drives. Returns whether any rank
   // passed one.
   bool forget(std::vector<SeenRecords>& seen, offload::CommitPoint point, std::span<const RecordFiles> damaged) const {
-    std::string mine;
-    for (const RecordFiles& files : damaged)
-      mine += fmt::format("{} {} {:d}\n", files.rank, files.made_in, files.is_mirror);
-    const std::vector<std::string> texts = texts_of_all(world_, mine);
     bool is_any = false;
-    for (std::size_t seer = 0; seer < texts.size(); ++seer) {
-      RecordFiles files;
-      for (std::istringstream text(texts[seer]); text >> files.rank >> files.made_in >> files.is_mirror;) {
+    const auto by_rank = files_of_all(damaged);
+    for (std::size_t seer = 0; seer < by_rank.size(); ++seer) {
+      for (const RecordFiles& files : by_rank[seer]) {
         is_any = true;
         drop(seen, files, seer, point);
       }
@@ -132,6 +156,9 @@ class RunSearch {
   }
 
  private:
+  // What each rank passes. All ranks call it together.
+  std::vector<std::vector<RecordFiles>> files_of_all(std::span<const RecordFiles> mine) const;
+
   // Alone it would be resumed from steps that the others may not have.
   void require_joint(const offload::FoundRecords& found) const {
     const auto joint =
@@ -154,8 +181,9 @@ class RunSearch {
 
   SeenRecords seen_in(const RecordFiles& files) const {
     const auto found = found_in(files);
-    if (!found) return {.seen_by = world_.rank(), .files = files, .lacks_records = true};
+    if (!found) return {.seen_by = world_.rank(), .site = sites_.own(), .files = files, .lacks_records = true};
     SeenRecords seen = seen_records(files, world_.rank(), *found);
+    seen.site = sites_.own();
     const auto last = own_ == nullptr ? last_of_all : own_->last();
     const auto newest = std::ranges::find_if(found->commits, [&](const auto& each) { return each.point <= last; });
     bool lacks_step = false;  // nothing is lost before the first one
@@ -183,6 +211,7 @@ class RunSearch {
   Communicator& world_;
   const OwnRun* own_;
   Goal goal_;
+  Sites sites_;
 };
 
 // The records of a whole run at its commit, as this rank sees them. They are read, and never changed.
@@ -209,8 +238,9 @@ class EarlierRecords {
 
   std::span<const std::byte> note_of(const WholeRun::Copy& copy) { return whole(copy).store->note(); }
 
-  // The trained tensors of the run, with the pieces that this rank, `reader`, reads for a rank of this job. They are in files().
-  SavedTensors tensors(const RecordedState& state, std::size_t rank, std::size_t reader);
+  // The trained tensors of the run. Ranges of them have pieces in files(), in the copy that `choose` returns; null: they have none.
+  using Choose = std::function<const WholeRun::Copy*(std::size_t shard, const std::string& tensor, const Range& range)>;
+  SavedTensors tensors(const RecordedState& state, const Choose& choose);
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
