@@ -1,6 +1,7 @@
 // A rank that keeps its state on a drive that other ranks use too: shared_drive DIRECTORY UNITS MILLION_ELEMENTS STEPS. Its
-// launcher sets the environment, as torchrun does. Ranks take turns on the drive in every second step. Rank 0 prints a line for
-// each step: whether they did, and the seconds that the first and the last rank took for their updates.
+// launcher sets the environment, as torchrun does. It has two trainings, of which one takes turns on the drive, and makes a step of
+// each in turn. Rank 0 prints a line for each step: whether ranks took turns, and the seconds that the first and the last rank took
+// for their updates.
 #include <ballast/training.h>
 
 #include <algorithm>
@@ -8,11 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "zero/comm/drive_peers.h"
 
 namespace {
 
@@ -55,12 +55,16 @@ int main(int count, char** words) {
     const auto world = connect();
     TrainingOptions options{.stage = 3, .state = Tier::nvme, .threads = 1};
     options.drives.directories = {words[1]};
-    Training training(model_of(std::stoul(words[2]), std::stoul(words[3]) << 20), *world, {optim::AdamW{}}, options);
-    training.initialize(begin_at_zero);
+    std::vector<std::unique_ptr<Training>> trainings;
+    for (const auto patience : {std::chrono::milliseconds(0), options.drives.turn_patience}) {
+      options.drives.turn_patience = patience;
+      const Model model = model_of(std::stoul(words[2]), std::stoul(words[3]) << 20);
+      trainings.push_back(std::make_unique<Training>(model, *world, std::vector<optim::Rule>{optim::AdamW{}}, options));
+      trainings.back()->initialize(begin_at_zero);
+    }
     for (int number = 0; number < std::atoi(words[4]); ++number) {
       const bool takes_turns = number % 2 == 1;
-      DrivePeers::takes_turns = takes_turns;
-      const std::vector<double> took = step(training, *world);
+      const std::vector<double> took = step(*trainings[takes_turns ? 1 : 0], *world);
       const auto [first, last] = std::ranges::minmax(took);
       if (world->rank() == 0) std::printf("%d %.6f %.6f\n", static_cast<int>(takes_turns), first, last);
     }

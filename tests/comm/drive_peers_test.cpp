@@ -17,12 +17,8 @@ namespace {
 constexpr std::size_t records = 80;                                               // of a step
 constexpr std::size_t most_ahead = records / DrivePeers::rounds_of_step * 5 / 4;  // a round, and a quarter of one
 
-// So that a test which should not have to wait hangs if it does.
-struct NoEndOfPatience {
-  NoEndOfPatience() { DrivePeers::patience = std::chrono::hours(1); }
-  ~NoEndOfPatience() { DrivePeers::patience = before; }
-  const std::chrono::milliseconds before = DrivePeers::patience;
-};
+constexpr std::chrono::hours no_end{1};  // of patience: a test that should not have to wait hangs if it does
+constexpr std::uint64_t drive = 7;
 
 void move_records(DrivePeers& peers, std::size_t count) {
   for (std::size_t record = 0; record < count; ++record)
@@ -32,15 +28,13 @@ void move_records(DrivePeers& peers, std::size_t count) {
 }  // namespace
 
 TEST_CASE("of ranks that share a drive, none is more than a round ahead of the slowest") {
-  const NoEndOfPatience lasting;
-  const TemporaryDirectory drive;
   auto ranks = thread_ranks(3);
   std::vector<std::atomic<std::size_t>> begun(ranks.size());
   std::atomic<std::size_t> farthest = 0;
   std::vector<std::thread> threads;
   for (const auto& rank : ranks) {
     threads.emplace_back([&, ranks = rank.get()] {
-      DrivePeers peers(*ranks, drive.path(), records);
+      DrivePeers peers(*ranks, drive, records, no_end);
       for (std::size_t record = 0; record < 2 * records; ++record) {
         if (ranks->rank() == 0) {  // the slowest
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -59,30 +53,27 @@ TEST_CASE("of ranks that share a drive, none is more than a round ahead of the s
 }
 
 TEST_CASE("ranks on different drives take no turns, and those that have left are not waited for") {
-  const NoEndOfPatience lasting;
-  const TemporaryDirectory drive;
   auto ranks = thread_ranks(2);
   std::thread other([&] {
-    const DrivePeers elsewhere(*ranks[1], "/dev/shm", records);
-    const DrivePeers leaves(*ranks[1], drive.path(), records);
+    const DrivePeers elsewhere(*ranks[1], drive + 1, records, no_end);
+    { const DrivePeers leaves(*ranks[1], drive, records, no_end); }
+    ranks[1]->barrier();
     ranks[1]->barrier();
   });
-  DrivePeers alone(*ranks[0], drive.path(), records);
-  DrivePeers left(*ranks[0], drive.path(), records);
-  CHECK(alone.count() == 0);
-  CHECK(left.count() == 1);
+  DrivePeers alone(*ranks[0], drive, records, no_end);
+  DrivePeers left(*ranks[0], drive, records, no_end);
   ranks[0]->barrier();
+  move_records(alone, records);
   move_records(left, records);
+  ranks[0]->barrier();
   other.join();
 }
 
 TEST_CASE("a rank that fails while it waits for its round waits no longer") {
-  const NoEndOfPatience lasting;
-  const TemporaryDirectory drive;
   auto ranks = thread_ranks(2);
   std::unique_ptr<DrivePeers> idle;
-  std::thread other([&] { idle = std::make_unique<DrivePeers>(*ranks[1], drive.path(), records); });
-  DrivePeers mine(*ranks[0], drive.path(), records);
+  std::thread other([&] { idle = std::make_unique<DrivePeers>(*ranks[1], drive, records, no_end); });
+  DrivePeers mine(*ranks[0], drive, records, no_end);
   other.join();
   std::thread waits([&] { move_records(mine, records); });
   mine.leave();
@@ -92,14 +83,12 @@ TEST_CASE("a rank that fails while it waits for its round waits no longer") {
 TEST_CASE("a rank that is killed or stands still does not hold up those that share its drive") {
   const int signal = GENERATE(SIGKILL, SIGSTOP);
   CAPTURE(signal);
-  const TemporaryDirectory drive;
   const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
   const Signal start, done;
   Processes processes(2, [&](std::size_t rank) {
     rig.as_rank(rank, [&](Communicator& ranks) {
-      DrivePeers::patience = signal == SIGKILL ? std::chrono::hours(1) : std::chrono::milliseconds(50);
-      DrivePeers peers(ranks, drive.path(), records);
-      expect(peers.count() == 1, "the drive is shared");
+      const std::chrono::milliseconds patience = signal == SIGKILL ? no_end : std::chrono::milliseconds(50);
+      DrivePeers peers(ranks, drive, records, patience);
       ranks.barrier();
       if (rank == 1) start.give();
       if (rank == 0) {

@@ -3,7 +3,6 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <new>
@@ -17,18 +16,15 @@ namespace {
 
 constexpr std::chrono::microseconds pause{200};  // a record takes several milliseconds
 
-dev_t device_of(const std::filesystem::path& directory) {
-  struct stat found {};
-  return ::stat(directory.c_str(), &found) == 0 ? found.st_dev : 0;
-}
-
 }  // namespace
 
-DrivePeers::DrivePeers(Communicator& world, const std::filesystem::path& directory, std::size_t records)
+DrivePeers::DrivePeers(Communicator& world, std::uint64_t drive, std::size_t records,
+                       std::chrono::milliseconds patience)
     : round_(std::max<std::size_t>(1, records / rounds_of_step)),
+      patience_(patience),
       memory_(SharedMemory::make(sizeof(Begun), "turns of ranks on a drive")) {
   new (memory_.data()) Begun{};
-  const std::string device = fmt::format("{} ", device_of(directory));
+  const std::string device = fmt::format("{} ", drive);
   const auto texts = texts_of_all(world, device + memory_.invitation());
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (rank == world.rank() || !texts[rank].starts_with(device)) continue;
@@ -46,7 +42,7 @@ void DrivePeers::begin_record(std::size_t lane) {
   std::uint64_t mine = own.load();
   if (mine == has_left) return;
   for (Peer& peer : peers_) {
-    if (takes_turns && mine % round_ == 0) wait_for(peer, lane, mine);
+    if (mine % round_ == 0) wait_for(peer, lane, mine);
   }
   own.compare_exchange_strong(mine, mine + 1);  // unless this rank has left meanwhile
 }
@@ -54,7 +50,7 @@ void DrivePeers::begin_record(std::size_t lane) {
 void DrivePeers::wait_for(Peer& peer, std::size_t lane, std::uint64_t mine) const {
   const std::atomic<std::uint64_t>&theirs = begun(peer.memory)[lane], &own = begun(memory_)[lane];
   const auto is_near = [&](std::uint64_t at) { return at >= mine - std::min(mine, round_ / 4); };
-  const auto end = std::chrono::steady_clock::now() + patience;
+  const auto end = std::chrono::steady_clock::now() + patience_;
   for (std::uint64_t at = theirs.load(); !is_near(at) && at != peer.given_up[lane]; at = theirs.load()) {
     if (own == has_left) return;  // another lane of this rank has failed meanwhile
     if (std::chrono::steady_clock::now() > end || SharedMemory::is_gone(peer.invitation)) peer.given_up[lane] = at;

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,23 +19,19 @@ namespace ballast {
 // before all others are near the end of the last one. Rounds are no shorter than that, because a drive that changes between queues
 // at each record loses time. All ranks of a training move as many records in a step, in the same order, so that no rank waits for
 // one that waits for it. Rounds order, and guard nothing: a rank that has died, left or stands still is waited for no longer than
-// `patience`.
+// its patience.
 class DrivePeers {
  public:
   static constexpr std::size_t lanes = 2;  // that move records, each in an order of its own
   static constexpr std::size_t rounds_of_step = 8;
 
-  static inline bool takes_turns = true;                   // benchmarks compare with ranks that do not
-  static inline std::chrono::milliseconds patience{2000};  // tests set a shorter one
-
-  // All ranks of a training call it together. `records`: those that a rank moves in a step. Ranks whose memory this one cannot map
-  // take no turns with it.
-  DrivePeers(Communicator& world, const std::filesystem::path& directory, std::size_t records);
+  // All ranks of a training call it together. `drive`: the device. `records`: those that a rank moves in a step. Ranks whose memory
+  // this one cannot map take no turns with it.
+  DrivePeers(Communicator& world, std::uint64_t drive, std::size_t records, std::chrono::milliseconds patience);
   ~DrivePeers() { leave(); }
 
   void begin_record(std::size_t lane);  // waits for its round; one thread at a time for each lane
   void leave() noexcept;                // no rank waits for this one from now on; any thread may call
-  std::size_t count() const { return peers_.size(); }
 
  private:
   using Begun = std::array<std::atomic<std::uint64_t>, lanes>;  // records, or `has_left`
@@ -53,6 +48,7 @@ class DrivePeers {
   void wait_for(Peer& peer, std::size_t lane, std::uint64_t mine) const;
 
   std::uint64_t round_;  // records
+  std::chrono::milliseconds patience_;
   SharedMemory memory_;
   std::vector<Peer> peers_;
 };

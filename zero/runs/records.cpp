@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "offload/file.h"
+#include "offload/preflight.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
 #include "zero/runs/adopt_run.h"
@@ -115,7 +116,10 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
   on_all_ranks(world, [&] { require_directories(options); });
   const std::size_t records = 2 * plan.tiles_on_drive() + plan.frozen_on_drive();
-  if (world.size() > 1) peers_ = std::make_unique<DrivePeers>(world, options.directories.front(), records);
+  if (world.size() > 1 && options.turn_patience.count() > 0) {
+    const dev_t drive = offload::device_of(options.directories.front());
+    peers_ = std::make_unique<DrivePeers>(world, drive, records, options.turn_patience);
+  }
   const bool keeps_run = !options.run.empty() && plan.tiles_on_drive() > 0;
   require(!keeps_run || plan.blocks().full_records(), Code::internal,
           [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });

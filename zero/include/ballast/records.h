@@ -3,6 +3,7 @@
 
 #include <ballast/log.h>
 
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -73,6 +74,8 @@ struct RecordOptions {
   std::optional<RunPoint> resume_at{};
   // Called by the trainer's thread before records are written, on all ranks. It may wait, or throw the same on all ranks.
   std::function<void(RunWrite)> before_write{};
+  // Ranks that share a drive move records in rounds, and none waits longer for another one. 0: each moves them when it can.
+  std::chrono::milliseconds turn_patience{2000};
   std::size_t depth = 16;  // requests at once, of each drive
   bool allow_network = false;
   Log* log = nullptr;  // outlives the records
