@@ -286,13 +286,17 @@ void bind_manifest_files(py::module_& module) {
       },
       py::arg("manifest"), py::arg("where"), "The content of a manifest. The files that it names are not read.");
   module.def(
+      "read_index", [](const std::string& folder, std::size_t rank) { return py::bytes(read_index(folder, rank)); },
+      py::arg("folder"), py::arg("rank"));
+  module.def(
       "parse_checkpoint",
-      [](const std::string& directory, const py::bytes& manifest) {
+      [](const std::string& directory, const py::bytes& manifest, const std::vector<std::string>& indexes) {
         const std::string text = manifest;
         const py::gil_scoped_release released;
-        return parse_checkpoint(directory, text);
+        return parse_checkpoint(directory, text, indexes);
       },
-      py::arg("directory"), py::arg("manifest"), "The checkpoint that a manifest describes.");
+      py::arg("directory"), py::arg("manifest"), py::arg("indexes") = std::vector<std::string>(),
+      "The checkpoint that a manifest describes. The indexes of its ranks are read, unless they are given.");
 }
 
 void bind_piece_reader(py::module_& module) {

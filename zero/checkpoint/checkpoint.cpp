@@ -298,10 +298,7 @@ class StateLoading {
   // Refuses what does not fit, before anything is changed. Opens what is read for these tiles, in their order.
   StateLoading(const CheckpointPlace& place, const std::string& manifest, const std::vector<std::string>& indexes,
                const std::vector<LocalTile>& tiles)
-      : place_(place),
-        saved_(parse_checkpoint(place.directory, manifest,
-                                [&](const std::filesystem::path&, std::size_t rank) { return indexes.at(rank); })),
-        state_(place.plan) {
+      : place_(place), saved_(parse_checkpoint(place.directory, manifest, indexes)), state_(place.plan) {
     require_same_rule();
     require_same_tensors();
     std::vector<SavedPiece> wanted;

@@ -449,13 +449,13 @@ std::string read_index(const std::filesystem::path& folder, std::size_t rank) {
 }
 
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest,
-                                 const ReadIndex& read) {
+                                 const std::vector<std::string>& indexes) {
   SavedCheckpoint checkpoint = parse_manifest(manifest, directory / manifest_name);
   const std::filesystem::path folder = directory / checkpoint.folder;
   for (std::size_t rank = 0; rank < checkpoint.ranks; ++rank) {
     checkpoint.files.push_back(folder / rank_file(rank, "data"));
-    checkpoint.extras.push_back(
-        add_index(folder, rank, read(folder, rank), checkpoint.seals[rank], checkpoint.tensors));
+    const std::string text = indexes.empty() ? read_index(folder, rank) : indexes.at(rank);
+    checkpoint.extras.push_back(add_index(folder, rank, text, checkpoint.seals[rank], checkpoint.tensors));
   }
   for (auto& [name, tensor] : checkpoint.tensors)
     sort_pieces(name, tensor);

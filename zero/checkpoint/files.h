@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -100,10 +99,10 @@ std::optional<std::string> read_manifest(const std::filesystem::path& directory)
 // The content of a manifest. The pieces and the extras are left out, because they are in the files that it names.
 SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file);
 // The text of a rank's index, in the folder that the manifest names.
-using ReadIndex = std::function<std::string(const std::filesystem::path& folder, std::size_t rank)>;
 std::string read_index(const std::filesystem::path& folder, std::size_t rank);
+// `indexes`: the texts of all ranks' indexes; empty: they are read.
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest,
-                                 const ReadIndex& read = read_index);
+                                 const std::vector<std::string>& indexes = {});
 
 // The manifest of a checkpoint whose ranks have written their files to the folder.
 std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder);

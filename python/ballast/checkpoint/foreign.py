@@ -172,7 +172,10 @@ class ForeignPlace:
     def read_text(self) -> bytes:
         return b""
 
-    def parse(self, text: bytes, rank: int) -> Checkpoint:
+    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
+        return []
+
+    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
         access = self._access
         if access.has_custom_step:
             refuse(

@@ -6,10 +6,10 @@ from __future__ import annotations
 import difflib
 import io
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -35,7 +35,7 @@ from ballast.checkpoint.tensors import (
 )
 from ballast.checkpoint.torch_file import load_without_code
 from ballast.checks import refuse
-from ballast.ranks import Agreement, by_first_rank
+from ballast.ranks import Agreement, Group, by_first_rank, from_all_ranks
 from ballast.torch.memory import tensor_of
 from ballast.torch.parameters.deferred_parameters import expect, expect_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import is_opaque, plain
@@ -47,6 +47,7 @@ from ballast.torch.updates.rules import is_same, set_options
 from ballast.torch.updates.sharded_state import State
 
 log = logging.getLogger("ballast")
+Result = TypeVar("Result")
 
 
 class Place(Protocol):
@@ -55,22 +56,30 @@ class Place(Protocol):
     @property
     def path(self) -> Path | str: ...
     def read_text(self) -> bytes: ...
-    def parse(self, text: bytes, rank: int) -> Checkpoint: ...
+    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]: ...
+    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint: ...
 
 
 def load_current(place: Place, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:
-    """Load the checkpoint that the manifest names, and return this rank's `extra`. All ranks call it together, and use
-    the manifest that rank 0 reads.
+    """Load the checkpoint that the manifest names, and return this rank's `extra`. All ranks call it together."""
 
-    A save may replace the checkpoint meanwhile, and remove its files. Then the new one is loaded.
+    def run(text: bytes, agreement: Agreement) -> Any:
+        return Loading(place, text, model, accesses, agreement).run()
+
+    return use_current(place, accesses[0].ranks.saving_group, run)
+
+
+def use_current(place: Place, group: Group, use: Callable[[bytes, Agreement], Result]) -> Result:
+    """Return what `use` makes of the manifest that rank 0 reads. All ranks call it together.
+
+    A save may replace the checkpoint meanwhile, and remove its files. Then the new one is used.
     """
-    group = accesses[0].ranks.saving_group
     read = partial(by_first_rank, group, LOADING, place.read_text)
     for _ in range(manifest.READS):
         text = read()
         agreement = Agreement(group, LOADING)
         try:
-            return Loading(place, text, model, accesses, agreement).run()
+            return use(text, agreement)
         except Exception:  # any kind: has_failed is the same on all ranks, and decides what they do next
             if not agreement.has_failed or read() == text:
                 raise
@@ -99,7 +108,9 @@ class Loading:
                 access.require_loadable()
                 access.require_changeable()
                 require_all_partitioned(access, names)
-            self.checkpoint = place.parse(text, accesses[0].group.rank)
+        group = self.agreement.group
+        self.checkpoint = read_together(place, text, self.agreement)
+        with self.agreement.settled():
             use_model_names(self.checkpoint, {**self._parameters, **buffers})
             left = leave_out(self.checkpoint, self._parameters, buffers)
             require_compatible(self.checkpoint, accesses, self._parameters, buffers, names)
@@ -110,18 +121,15 @@ class Loading:
             self._parts = [
                 LoadingPart(self, *each) for each in zip(accesses, self.checkpoint.optimizers, self.checkpoint.options)
             ]
-            self._extra = read_extra(self.checkpoint, accesses[0].ranks.saving_group.rank)
+            self._extra = read_extra(self.checkpoint, group.rank)
         warn_of_left(left, accesses[0])
 
     def run(self) -> Any:
         for access in self._accesses:
             access.optimizer.zero_grad()
         with self.agreement.settled():  # finds a missing or short file before anything changes
-            pieces = sorted(
-                (piece for tensor in self.tensors.values() for piece in tensor.pieces), key=lambda piece: piece.offset
-            )
-            last = {piece.file: piece for piece in pieces}
-            _core.PieceReader(self.checkpoint.files, [*last.values()])
+            group = self.agreement.group
+            self.checkpoint.require_files(range(group.rank, len(self.checkpoint.files), group.size))
         expect(self._parameters.values())
         expect_buffers(self._model)
         for part in self._parts:
@@ -142,6 +150,21 @@ class Loading:
         done = {number for part in self._parts for number in part.partitioned}
         done |= {id(parameter) for access in self._accesses for _, parameter in access.parameters()}
         return [parameter for parameter in self._parameters.values() if id(parameter) not in done]
+
+
+def read_together(place: Place, text: bytes, agreement: Agreement) -> Checkpoint:
+    """Return the checkpoint of this manifest. One rank reads each index, and tells the others: a file system does not carry N^2
+    opens for N ranks. All ranks call it together."""
+    rank, size = agreement.group.rank, agreement.group.size
+    mine: list[bytes] = []
+    with agreement.settled():
+        mine = place.read_indexes(text, rank, size)
+    shares = from_all_ranks(agreement.group, mine)
+    indexes = [shares[number % size][number // size] for number in range(sum(map(len, shares)))]
+    found: list[Checkpoint] = []
+    with agreement.settled():
+        found.append(place.parse(text, indexes, rank))
+    return found[0]
 
 
 def read_extra(checkpoint: Checkpoint, rank: int) -> Any:

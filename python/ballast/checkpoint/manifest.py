@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,18 @@ class Checkpoint:
     files: list[str]  # with the chunks of each rank, or the records of a run
     names: dict[str, str] = field(default_factory=dict)  # those in a model, where they differ
     extra: Any = None  # where the ranks have none
+    make_files: Callable[[Iterable[int]], None] = lambda numbers: None  # makes those that are not here yet
     fetch: Callable[[Sequence[_core.Piece]], None] = lambda wanted: None  # gets what is not in the files yet
+
+    def require_files(self, numbers: Container[int]) -> None:
+        """Raise an error where one of these files is missing, or too short for its pieces."""
+        last: dict[int, _core.Piece] = {}
+        for tensor in self.tensors.values():
+            for piece in tensor.pieces:
+                if piece.file in numbers and (piece.file not in last or piece.offset > last[piece.file].offset):
+                    last[piece.file] = piece
+        self.make_files(last)
+        _core.PieceReader(self.files, [*last.values()])
 
     def reader(self, wanted: Sequence[_core.Piece] = ()) -> Reader:
         """Return what reads these pieces in their order."""
@@ -155,9 +166,10 @@ def fail_replaced(directory: Path | str) -> NoReturn:
     )
 
 
-def parse(directory: Path, text: bytes) -> Checkpoint:
-    """Return the checkpoint of this manifest, with the pieces that the ranks' own files name."""
-    return checkpoint_of(_core.parse_checkpoint(str(directory), text), str(directory / MANIFEST))
+def parse(directory: Path, text: bytes, indexes: Sequence[bytes] = ()) -> Checkpoint:
+    """Return the checkpoint of this manifest, with the pieces that the ranks' indexes name. They are read, unless they are
+    given."""
+    return checkpoint_of(_core.parse_checkpoint(str(directory), text, list(indexes)), str(directory / MANIFEST))
 
 
 def checkpoint_of(found: _core.SavedCheckpoint, where: str) -> Checkpoint:
@@ -185,9 +197,17 @@ class LocalCheckpoint:
     def read_text(self) -> bytes:
         return read_text(self.path)
 
-    def parse(self, text: bytes, rank: int) -> Checkpoint:
-        """Return the checkpoint of this manifest, for a rank that reads it."""
-        return parse(self.path, text)
+    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
+        """Return this rank's share of the indexes that the manifest names: all of `ranks` share them in turns."""
+        saved = _core.parse_manifest(text, str(self.path / MANIFEST))
+        return [_core.read_index(str(self.path / saved.folder), number) for number in range(rank, saved.ranks, ranks)]
+
+    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
+        """Return the checkpoint of this manifest and of all indexes, for a rank that reads it."""
+        return parse(self.path, text, indexes)
+
+    def read(self) -> Checkpoint:
+        return read(self.path)
 
 
 def fail_file(path: Path, error: OSError) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,10 +92,13 @@ class Remote:
             file.seek(begin)
             file.write(content)
 
+    def read(self, name: str) -> bytes:
+        return bytes(self._try(f"get {name} from", lambda: self._files.cat_file(self._at(name))))
+
     def text(self, name: str) -> bytes | None:
         """Return a file; None if it is not there."""
         try:
-            return bytes(self._try(f"get {name} from", lambda: self._files.cat_file(self._at(name))))
+            return self.read(name)
         except FileNotFoundError:
             return None
 
@@ -194,6 +197,7 @@ class RemoteCheckpoint:
         self._remote = remote
         self._copy = TemporaryDirectory(prefix="ballast-")
         self._got: set[tuple[int, int]] = set()  # the file and the offset of pieces
+        self._made: set[int] = set()  # files
 
     @property
     def path(self) -> str:
@@ -202,42 +206,55 @@ class RemoteCheckpoint:
     def read_text(self) -> bytes:
         return _manifest_of(self._remote)
 
-    def parse(self, text: bytes, rank: int) -> Checkpoint:
-        """Return the checkpoint of this manifest, for a rank that reads it."""
-        folder = Path(self._copy.name)
-        named = _core.parse_manifest(text, self.path)
-        (folder / named.folder).mkdir(exist_ok=True)
-        self._got.clear()
-        needed = [rank_file(number, "json") for number in range(named.ranks)] + [rank_file(rank % named.ranks, "extra")]
+    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
+        """Return this rank's share of the indexes that the manifest names: all of `ranks` share them in turns."""
+        saved = _core.parse_manifest(text, self.path)
         with self._remote.naming_missing():
-            for name in needed:
-                self._remote.get(f"{named.folder}/{name}", folder / named.folder / name)
-            checkpoint = manifest.parse(folder, text)
-            self._make_files(checkpoint)
-        checkpoint.fetch = partial(self._fetch, checkpoint.folder, checkpoint.files)
+            numbers = range(rank, saved.ranks, ranks)
+            return [self._remote.read(f"{saved.folder}/{rank_file(number, 'json')}") for number in numbers]
+
+    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
+        """Return the checkpoint of this manifest and of all indexes, for a rank that reads it."""
+        folder = Path(self._copy.name)
+        self._got.clear()
+        self._made.clear()
+        checkpoint = manifest.parse(folder, text, indexes)
+        (folder / checkpoint.folder).mkdir(exist_ok=True)
+        extra = f"{checkpoint.folder}/{rank_file(rank % checkpoint.ranks, 'extra')}"
+        with self._remote.naming_missing():
+            self._remote.get(extra, folder / extra)
+        ends = [0] * checkpoint.ranks
+        for tensor in checkpoint.tensors.values():
+            for piece in tensor.pieces:
+                ends[piece.file] = max(ends[piece.file], piece.offset + piece.bytes)
+        checkpoint.make_files = partial(self._make_files, checkpoint.files, ends)
+        checkpoint.fetch = partial(self._fetch, checkpoint.folder, checkpoint.files, checkpoint.make_files)
         return checkpoint
 
     def read(self) -> Checkpoint:
         """Return the checkpoint. A push may replace it meanwhile: then that one."""
-        return manifest.current(self.read_text, partial(self.parse, rank=0), self.path)
+        return manifest.current(self.read_text, lambda text: self.parse(text, self.read_indexes(text, 0, 1), 0), self.path)
 
-    def _make_files(self, checkpoint: Checkpoint) -> None:
-        """Make a file of the right size for each with chunks at the address. Raise B3202 if one of those is cut off."""
-        ends = dict.fromkeys(range(checkpoint.ranks), 0)
-        for tensor in checkpoint.tensors.values():
-            for piece in tensor.pieces:
-                ends[piece.file] = max(ends[piece.file], piece.offset + piece.bytes)
-        for path, end in zip(checkpoint.files, ends.values()):
-            name = f"{checkpoint.folder}/{Path(path).name}"
-            if (found := self._remote.size(name)) < end:
+    def _make_files(self, files: Sequence[str], ends: Sequence[int], numbers: Iterable[int]) -> None:
+        """Make a file of the right size for each of these at the address. Raise B3202 if one of those is cut off."""
+        for number in set(numbers) - self._made:
+            path, end = Path(files[number]), ends[number]
+            name = f"{path.parent.name}/{path.name}"
+            with self._remote.naming_missing():
+                found = self._remote.size(name)
+            if found < end:
                 where = f"{self.path}/{name}"
                 fail(
                     "bad_record", "cannot get a checkpoint: a file is cut off", where=where, needed=f"{end} bytes, not {found}"
                 )
             with open(path, "wb") as file:
                 file.truncate(-(-end // BLOCK) * BLOCK)  # a reader takes whole blocks
+            self._made.add(number)
 
-    def _fetch(self, folder: str, files: Sequence[str], wanted: Sequence[_core.Piece]) -> None:
+    def _fetch(
+        self, folder: str, files: Sequence[str], make_files: Callable[[Iterable[int]], None], wanted: Sequence[_core.Piece]
+    ) -> None:
+        make_files(piece.file for piece in wanted)
         missing = {(each.file, each.offset): each.bytes for each in wanted if (each.file, each.offset) not in self._got}
         ranges: list[list[int]] = []  # file, begin and end
         for (file, offset), length in sorted(missing.items()):

@@ -417,11 +417,13 @@ class Saving:
     def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int, int]]:
         """Yield the slices of torch's tensors that this rank writes: the first element, their number, and the first one's place
         in the full tensor."""
-        number, group = 0, self._accesses[0].group
+        elements, group = 0, self._accesses[0].group  # small tensors go to one rank together, so that few files have them
         for held in self._torch_tensors:
             for first, count in slices(held.tensor.numel(), SLICE):
-                number += held.writers is Writers.in_turns
-                is_turn = number % group.size == group.rank if held.writers is Writers.in_turns else self._group.rank == 0
+                is_turn = self._group.rank == 0
+                if held.writers is Writers.in_turns:
+                    is_turn = elements // SLICE % group.size == group.rank
+                    elements += count
                 if held.is_mine and (held.writers is Writers.each or is_turn):
                     for there, some, at in full_ranges(held.part, held.begin + first, count):
                         yield held, first + at, some, there

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from ballast._torch_compat import without_modes
-from ballast.checkpoint import manifest
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, Reader, parameters_of
+from ballast.checkpoint.loading import read_together, use_current
+from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Reader, parameters_of
 from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.tensors import read_state
@@ -79,8 +79,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     path = Path(files) if isinstance(files, (str, os.PathLike)) and not is_remote else None
     kind = kind_of(path) if path is not None else ""
     if is_remote or kind in ("ballast", "run"):
-        read = recorded if kind == "run" else manifest.read
-        checkpoint = RemoteCheckpoint(newest(Remote(str(files)))).read() if path is None else read(path)
+        checkpoint = recorded(path) if path is not None and kind == "run" else _current(files, path, model)
         return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
     if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), has_masters=False)
@@ -92,6 +91,13 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     source = source_of(path, names)
     found = {name: stored for name in source.names() if (stored := source.tensor(name)) is not None}
     return Weights(found, has_masters=source.has_masters, trained_only=source.trained_only)
+
+
+def _current(files: Files, path: Path | None, model: torch.nn.Module | None) -> Checkpoint:
+    """Return the checkpoint in a directory or at an address. The ranks that keep a model's parameters read it together."""
+    place = RemoteCheckpoint(newest(Remote(str(files)))) if path is None else LocalCheckpoint(path)
+    owned = [] if model is None else by_owner(model.parameters())
+    return use_current(place, owned[0][0].group, partial(read_together, place)) if owned else place.read()
 
 
 def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
