@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from ballast import _core
 from ballast.checkpoint.kinds import MANIFEST, refuse_without_checkpoint
@@ -169,7 +169,8 @@ def fail_replaced(directory: Path | str) -> NoReturn:
 def parse(directory: Path, text: bytes, indexes: Sequence[bytes] = ()) -> Checkpoint:
     """Return the checkpoint of this manifest, with the pieces that the ranks' indexes name. They are read, unless they are
     given."""
-    return checkpoint_of(_core.parse_checkpoint(str(directory), text, list(indexes)), str(directory / MANIFEST))
+    texts = cast(list[str], list(indexes))  # the library's text may be bytes
+    return checkpoint_of(_core.parse_checkpoint(str(directory), text, texts), str(directory / MANIFEST))
 
 
 def checkpoint_of(found: _core.SavedCheckpoint, where: str) -> Checkpoint:

@@ -95,6 +95,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
 
 def _current(files: Files, path: Path | None, model: torch.nn.Module | None) -> Checkpoint:
     """Return the checkpoint in a directory or at an address. The ranks that keep a model's parameters read it together."""
+    place: RemoteCheckpoint | LocalCheckpoint
     place = RemoteCheckpoint(newest(Remote(str(files)))) if path is None else LocalCheckpoint(path)
     owned = [] if model is None else by_owner(model.parameters())
     return use_current(place, owned[0][0].group, partial(read_together, place)) if owned else place.read()
