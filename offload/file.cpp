@@ -99,7 +99,7 @@ Descriptor open_or_fail(const std::filesystem::path& path, int flags, mode_t mod
   Descriptor descriptor(::open(path.c_str(), flags | O_CLOEXEC, mode));
   const bool is_link = !descriptor && errno == ELOOP && (flags & O_NOFOLLOW) != 0;
   if (is_link) fail(Code::foreign_file, {.what = "cannot write there: it is a link", .where = path.string()});
-  if (!descriptor) fail_file("open", path, 0, errno);
+  if (!descriptor) fail_file("open", path, errno);
   return descriptor;
 }
 
@@ -146,10 +146,10 @@ FileSystem fuse_file_system(std::istream& mounts, dev_t device) {
 
 FileSystem file_system_of(const std::filesystem::path& path) {
   struct statfs found {};
-  if (::statfs(path.c_str(), &found) != 0) fail_file("statfs", path, 0, errno);
+  if (::statfs(path.c_str(), &found) != 0) fail_file("statfs", path, errno);
   if (found.f_type != FUSE_SUPER_MAGIC) return file_system(static_cast<std::uint32_t>(found.f_type));
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) fail_file("stat", path, 0, errno);
+  if (::stat(path.c_str(), &status) != 0) fail_file("stat", path, errno);
   std::ifstream mounts("/proc/self/mountinfo");
   return fuse_file_system(mounts, status.st_dev);
 }
@@ -185,7 +185,9 @@ std::string begin_direct_io(int descriptor, bool is_new) {
   return obstacle;
 }
 
-void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset, int error) {
+void fail_file(std::string_view operation, const std::filesystem::path& path, int error,
+               std::optional<std::uint64_t> offset) {
+  const std::string where = path.string() + (offset ? fmt::format(", byte {}", *offset) : "");
   const bool is_refused = error == EACCES || error == EPERM;
   if (const auto owner = is_refused ? other_owner(path) : std::nullopt) {
     const auto& [place, user] = *owner;
@@ -200,14 +202,13 @@ void fail_file(std::string_view operation, const std::filesystem::path& path, st
   if (error == EFBIG) {
     fail(Code::drive_full,
          {.what = fmt::format("{} failed: the file would be larger than this process may write", operation),
-          .where = fmt::format("{}, byte {}", path.string(), offset),
+          .where = where,
           .available = limits_behind(error),
           .remedy = "Raise the limit on the size of files (`ulimit -f`), or name another file system."});
   }
   const bool full = error == ENOSPC || error == EDQUOT;
   fail(full ? Code::drive_full : Code::file_call,
-       {.what = fmt::format("{} failed: {}", operation, std::generic_category().message(error)),
-        .where = fmt::format("{}, byte {}", path.string(), offset)});
+       {.what = fmt::format("{} failed: {}", operation, std::generic_category().message(error)), .where = where});
 }
 
 File::File(const std::filesystem::path& path, const FileOptions& options) : File(path, open_file(path, options)) {
@@ -217,7 +218,7 @@ File::File(const std::filesystem::path& path, const FileOptions& options) : File
 File File::nameless(const std::filesystem::path& directory, const FileOptions& options) {
   check_place(directory, options);
   Descriptor unnamed(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (!unnamed && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, 0, errno);
+  if (!unnamed && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, errno);
   File file(directory / "(no name)", std::move(unnamed));
   if (!file.descriptor_) {  // the file system lacks nameless files: create one with a name, and unlink it
     const auto name = directory / scratch_name();
@@ -229,19 +230,19 @@ File File::nameless(const std::filesystem::path& directory, const FileOptions& o
 }
 
 void File::rename(const std::filesystem::path& to) {
-  if (::rename(path_.c_str(), to.c_str()) != 0) fail_file("rename", path_, 0, errno);
+  if (::rename(path_.c_str(), to.c_str()) != 0) fail_file("rename", path_, errno);
   path_ = to;
 }
 
 std::uint64_t File::bytes() const {
   struct stat found {};
-  if (::fstat(descriptor(), &found) != 0) fail_file("fstat", path_, 0, errno);
+  if (::fstat(descriptor(), &found) != 0) fail_file("fstat", path_, errno);
   return static_cast<std::uint64_t>(found.st_size);
 }
 
 void flush_directory(const std::filesystem::path& directory) {
   const Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!descriptor || ::fsync(descriptor.get()) != 0) fail_file("fsync", directory, 0, errno);
+  if (!descriptor || ::fsync(descriptor.get()) != 0) fail_file("fsync", directory, errno);
 }
 
 std::string scratch_name() {
@@ -258,7 +259,7 @@ std::size_t remove_stale_scratch(const std::filesystem::path& directory) {
                    .where = directory.string(),
                    .needed = "a directory that exists"};
   });
-  if (failed) fail_file("list", directory, 0, failed.value());
+  if (failed) fail_file("list", directory, failed.value());
   for (const auto& entry : entries) {
     std::error_code gone_already;
     if (entry.path().filename().string().starts_with(prefix) && std::filesystem::remove(entry.path(), gone_already)) {

@@ -89,9 +89,9 @@ class File {
 void flush_directory(const std::filesystem::path& directory);
 
 // Throws B3201, or B2202 where the drive is full; `error` is an errno. Names the owner of a directory of another user that is
-// the reason.
-[[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset,
-                            int error);
+// the reason, and the byte at which a read or a write failed.
+[[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, int error,
+                            std::optional<std::uint64_t> offset = {});
 
 // The name of a file that is being made. After a crash the next attempt removes files of this name.
 inline constexpr std::string_view unfinished_end = ".unfinished";

@@ -140,7 +140,7 @@ Transfer::Next Transfer::fail(int error) {
 
 std::exception_ptr Transfer::error() const {
   try {
-    fail_file(name(request_.kind), request_.file->path(), request_.offset + done_, error_);
+    fail_file(name(request_.kind), request_.file->path(), error_, request_.offset + done_);
   } catch (...) {
     return std::current_exception();
   }

@@ -15,7 +15,7 @@ namespace ballast::offload {
 
 dev_t device_of(const std::filesystem::path& directory) {
   struct stat found {};
-  if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
+  if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, errno);
   return found.st_dev;
 }
 

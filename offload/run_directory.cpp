@@ -68,7 +68,7 @@ std::string holder_of(int file) {
       fail(Code::no_file_locks,
            {.what = fmt::format("cannot lock the directory: {}", std::generic_category().message(error)),
             .where = directory.string()});
-    default: fail_file("flock", directory / lock_name, 0, error);
+    default: fail_file("flock", directory / lock_name, error);
   }
 }
 
@@ -76,14 +76,14 @@ void lock(int file, const std::filesystem::path& directory) {
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) fail_to_lock(file, directory, errno);
   const std::string text = text_of_this_process();
   const bool is_written = ::ftruncate(file, 0) == 0 && ::pwrite(file, text.data(), text.size(), 0) > 0;
-  if (!is_written) fail_file("write", directory / lock_name, 0, errno);  // a full drive would not hold the state either
+  if (!is_written) fail_file("write", directory / lock_name, errno);  // a full drive would not hold the state either
 }
 
 const std::filesystem::path& made(const std::filesystem::path& path) {
   std::error_code failed;
   std::filesystem::create_directories(path.parent_path(), failed);
   const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
-  if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
+  if (!is_new && errno != EEXIST) fail_file("mkdir", path, errno);
   require_own_directory(path);
   if (is_new)
     flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
@@ -111,9 +111,9 @@ Descriptor open_own_file(const std::filesystem::path& path, int flags) {
   Descriptor file(::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
   if (!file && errno == ELOOP) refuse(path, "it is a link");
   if (!file && (errno == ENXIO || errno == EISDIR)) refuse(path, "it is no regular file");
-  if (!file) fail_file("open", path, 0, errno);
+  if (!file) fail_file("open", path, errno);
   struct stat found {};
-  if (::fstat(file.get(), &found) != 0) fail_file("fstat", path, 0, errno);
+  if (::fstat(file.get(), &found) != 0) fail_file("fstat", path, errno);
   if (!S_ISREG(found.st_mode)) refuse(path, "it is no regular file");
   if (found.st_nlink > 1) refuse(path, fmt::format("it is a file with {} names", found.st_nlink));
   if (found.st_uid != ::geteuid() && ::geteuid() != root) refuse(path, other_user(found.st_uid));
@@ -122,7 +122,7 @@ Descriptor open_own_file(const std::filesystem::path& path, int flags) {
 
 void require_own_directory(const std::filesystem::path& directory) {
   struct stat found {};
-  if (::lstat(directory.c_str(), &found) != 0) fail_file("lstat", directory, 0, errno);
+  if (::lstat(directory.c_str(), &found) != 0) fail_file("lstat", directory, errno);
   if (S_ISLNK(found.st_mode)) refuse(directory, "it is a link");
   if (!S_ISDIR(found.st_mode)) refuse(directory, "it is no directory");
   if (found.st_uid != ::geteuid()) refuse(directory, other_user(found.st_uid));
@@ -157,14 +157,14 @@ NewFile::~NewFile() {
 void NewFile::write(std::uint64_t begin, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t more = ::pwrite(file_.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(begin));
-    if (more < 0 && errno != EINTR) fail_file("write", file_.path(), begin, errno);
+    if (more < 0 && errno != EINTR) fail_file("write", file_.path(), errno, begin);
     bytes.remove_prefix(more > 0 ? static_cast<std::size_t>(more) : 0);
     begin += more > 0 ? static_cast<std::uint64_t>(more) : 0;
   }
 }
 
 void NewFile::flush() {
-  if (::fsync(file_.descriptor()) != 0) fail_file("fsync", file_.path(), 0, errno);
+  if (::fsync(file_.descriptor()) != 0) fail_file("fsync", file_.path(), errno);
 }
 
 void write_text(const std::filesystem::path& path, std::string_view text) {

@@ -93,11 +93,11 @@ std::vector<std::vector<std::string>> names_in_files(const Model& model) {
 HostPages map_file(const path& file) {
   const Descriptor descriptor(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat found {};
-  if (!descriptor || ::fstat(descriptor.get(), &found) != 0) offload::fail_file("open", file, 0, errno);
+  if (!descriptor || ::fstat(descriptor.get(), &found) != 0) offload::fail_file("open", file, errno);
   const auto bytes = static_cast<std::size_t>(found.st_size);
   if (bytes == 0) fail_malformed(file, "it is empty");
   void* const memory = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
-  if (memory == MAP_FAILED) offload::fail_file("mmap", file, 0, errno);
+  if (memory == MAP_FAILED) offload::fail_file("mmap", file, errno);
   return HostPages(static_cast<std::byte*>(memory), Unmap{bytes});
 }
 

@@ -111,7 +111,7 @@ void SafetensorsWriter::remove_others() const {
   for (const std::string& each : others) {
     const bool stays = std::ranges::count(names(), each) > 0;
     const std::filesystem::path file = directory_ / each;
-    if (!stays && ::unlink(file.c_str()) != 0 && errno != ENOENT) offload::fail_file("unlink", file, 0, errno);
+    if (!stays && ::unlink(file.c_str()) != 0 && errno != ENOENT) offload::fail_file("unlink", file, errno);
   }
 }
 

@@ -26,7 +26,7 @@ TEST_CASE("a new file is private to its user, and an existing one is not touched
   REQUIRE(::stat(path.c_str(), &found) == 0);
   CHECK((found.st_mode & 0777) == 0600);
   CHECK_THROWS_WITH(File(path, {.create = true}), Catch::Contains("B3201") && Catch::Contains(path.string()));
-  CHECK_THROWS_WITH(File(directory.path() / "other"), Catch::Contains("No such file"));
+  CHECK_THROWS_WITH(File(directory.path() / "other"), Catch::Contains("No such file") && !Catch::Contains("byte"));
 }
 
 TEST_CASE("a file without a name leaves nothing") {

@@ -48,13 +48,13 @@ std::optional<std::string> read_file(const std::filesystem::path& path, std::uin
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file && (errno == ENOENT || errno == ENOTDIR)) return {};
   struct stat found {};
-  if (!file || ::fstat(file.get(), &found) != 0) offload::fail_file("open", path, 0, errno);
+  if (!file || ::fstat(file.get(), &found) != 0) offload::fail_file("open", path, errno);
   if (static_cast<std::uint64_t>(found.st_size) > most) fail_changed(path);
   std::string text(static_cast<std::size_t>(found.st_size), '\0');
   std::size_t done = 0;
   while (done < text.size()) {
     const ssize_t count = ::pread(file.get(), text.data() + done, text.size() - done, static_cast<off_t>(done));
-    if (count < 0 && errno != EINTR) offload::fail_file("read", path, done, errno);
+    if (count < 0 && errno != EINTR) offload::fail_file("read", path, errno, done);
     if (count == 0) fail_changed(path);
     if (count > 0) done += static_cast<std::size_t>(count);
   }
@@ -63,7 +63,7 @@ std::optional<std::string> read_file(const std::filesystem::path& path, std::uin
 
 std::string read_there(const std::filesystem::path& path, std::uint64_t most) {
   auto text = read_file(path, most);
-  if (!text) offload::fail_file("open", path, 0, ENOENT);
+  if (!text) offload::fail_file("open", path, ENOENT);
   return std::move(*text);
 }
 
@@ -342,7 +342,7 @@ std::vector<offload::ChunkPlace> places_of(const std::vector<SavedPiece>& wanted
 
 void require_own(const std::filesystem::path& path) {
   struct stat found {};
-  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, 0, errno);
+  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, errno);
   constexpr uid_t root = 0;  // root's directories may be used: in a container those of its host belong to others
   const bool is_own = ::geteuid() == root || found.st_uid == ::geteuid() || found.st_uid == root;
   require(is_own, Code::foreign_file, [&] {
@@ -567,7 +567,7 @@ void make_directories(const std::filesystem::path& path) {
     failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
   }
   if (failed == 0) return offload::flush_directory(parent);
-  if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, 0, failed);
+  if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, failed);
 }
 
 CheckpointDirectory::CheckpointDirectory(const std::filesystem::path& path)
@@ -584,7 +584,7 @@ CheckpointDirectory::CheckpointDirectory(const std::filesystem::path& path)
 
 void CheckpointDirectory::create(const std::string& folder) {
   remove_stale();
-  if (::mkdir((path_ / folder).c_str(), 0700) != 0) offload::fail_file("mkdir", path_ / folder, 0, errno);
+  if (::mkdir((path_ / folder).c_str(), 0700) != 0) offload::fail_file("mkdir", path_ / folder, errno);
 }
 
 void CheckpointDirectory::make_current(const std::string& folder, const std::string& manifest) {
@@ -594,7 +594,7 @@ void CheckpointDirectory::make_current(const std::string& folder, const std::str
   offload::write_text(written, manifest);
   std::error_code failed;
   std::filesystem::rename(written, path_ / manifest_name, failed);
-  if (failed) offload::fail_file("rename", written, 0, failed.value());
+  if (failed) offload::fail_file("rename", written, failed.value());
   offload::flush_directory(path_);
 }
 

@@ -24,8 +24,7 @@ constexpr std::string_view checkpoint_name = "newest-checkpoint";
 std::filesystem::directory_iterator entries_of(const std::filesystem::path& directory) {
   std::error_code failed;
   const std::filesystem::directory_iterator entries(directory, failed);
-  if (failed && failed != std::errc::no_such_file_or_directory)
-    offload::fail_file("list", directory, 0, failed.value());
+  if (failed && failed != std::errc::no_such_file_or_directory) offload::fail_file("list", directory, failed.value());
   return failed ? std::filesystem::directory_iterator() : entries;
 }
 
