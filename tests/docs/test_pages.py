@@ -20,7 +20,7 @@ NOT_RUN = {
     "guides/fit-a-model.md": 2,  # measures for minutes
     "guides/clusters.md": 5,  # Slurm and several machines
     "guides/kubernetes.md": 2,  # a cluster; tests/python/wrap/test_kubernetes.py runs its program
-    "guides/frameworks.md": 7,  # TRL, Ray, Megatron, DTensors, experts, parts of sequences: tests/python/wrap has tests
+    "guides/frameworks.md": 8,  # TRL, Ray, Megatron, torchtitan, DTensors, experts, parts of sequences: in tests/python/wrap
     "guides/from-deepspeed.md": 2,  # DeepSpeed's files
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake

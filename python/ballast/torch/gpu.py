@@ -13,6 +13,7 @@ from ballast.checks import refuse, refuse_order
 
 GPU = "cuda"  # torch's type of the devices that the library works on, and the method that moves a tensor there
 is_on_gpu = torch.Tensor.is_cuda.__get__
+NO_GRAPHS = "disable_cuda_graphs"  # torchtitan's option
 
 
 def gpu_module() -> Any:
