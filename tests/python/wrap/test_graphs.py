@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import ballast
@@ -320,9 +321,10 @@ class OneCheckpoint(nn.Module):
     """A model that is one checkpoint over all blocks. Its last product has no bias: autograd unpacks the weight before the
     input, which the recomputation of all blocks makes. Nothing of the module after it is saved."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_products: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.options: dict[str, Any] = {"context_fn": keeping_products} if keeps_products else {}
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8, bias=False)) for _ in range(5))
         self.shift = Shift()
 
@@ -333,8 +335,13 @@ class OneCheckpoint(nn.Module):
         return shifted
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.utils.checkpoint.checkpoint(self.run, x, use_reentrant=False)
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(self.run, x, use_reentrant=False, **self.options)
         return result
+
+
+keeping_products = partial(
+    torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+)
 
 
 class Shift(nn.Module):
@@ -346,8 +353,10 @@ class Shift(nn.Module):
         return x + self.by
 
 
-def trained_in_one_checkpoint(rank: int, options: dict[str, Any] | None, optimizers: int, stops: bool) -> list[float]:
-    model = OneCheckpoint()
+def trained_in_one_checkpoint(
+    rank: int, options: dict[str, Any] | None, optimizers: int, stops: bool, keeps_products: bool
+) -> list[float]:
+    model = OneCheckpoint(keeps_products)
     parts = [model] if optimizers == 1 else [model.blocks, model.shift]
     every: Any = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
     if options is not None:
@@ -364,14 +373,16 @@ def trained_in_one_checkpoint(rank: int, options: dict[str, Any] | None, optimiz
     return losses
 
 
-@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize(("stops", "keeps_products"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("optimizers", [1, 2])
-def test_one_checkpoint_of_several_units_has_the_gradients_of_torch(optimizers, stops, tmp_path):
-    """Where the recomputation uses the memory of the unit whose parameter backward needs first."""
+def test_one_checkpoint_of_several_units_has_the_gradients_of_torch(optimizers, stops, keeps_products, tmp_path):
+    """Where the recomputation uses the memory of the unit whose parameter backward needs first. Selective checkpointing counts
+    the operations of both passes."""
     drive = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
-    expected = trained_in_one_checkpoint(0, None, optimizers, stops)
+    how = optimizers, stops, keeps_products
+    expected = trained_in_one_checkpoint(0, None, *how)
     for options in ({}, {"keep_gathered": False, "prefetch": 0}, {"keep_gathered": False, "offload": drive}):
-        for losses in run_ranks(2, trained_in_one_checkpoint, {"stage": 3, **options}, optimizers, stops):
+        for losses in run_ranks(2, trained_in_one_checkpoint, {"stage": 3, **options}, *how):
             assert losses == pytest.approx(expected, rel=1e-6)
 
 

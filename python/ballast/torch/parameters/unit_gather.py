@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from ballast import _core
-from ballast._torch_compat import references_to, storage_address, users_of_storage
+from ballast._torch_compat import references_to, storage_address, users_of_storage, without_modes
 from ballast.checks import fail, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.gpu import in_stream, require_stream
@@ -269,12 +269,12 @@ class UnitGather:
             key = (unit, memory.address)
             members = self.units[unit].members
             if key not in self._views:
-                with torch.inference_mode(False):  # they are used in training, too
+                with torch.inference_mode(False), without_modes():  # they are used in training, too, and are no part of it
                     tensors = views_in(memory, self.units[unit], self._begins[unit], members)
                     self._views[key] = GatheredViews(self.key, members, tensors)
             self.now = self._views[key]
             if unit in self._copied:
-                with torch.inference_mode(False):
+                with torch.inference_mode(False), without_modes():
                     self.now = self.now.with_copies(self._copied[unit])
             self.open_unit, self._is_exact = unit, exact
             for each, view in zip(self._unit_managed[unit], self.now.tensors):
@@ -414,7 +414,8 @@ class UnitGather:
         return self.units[unit].members
 
     def copy_out(self, member: UnitParameter) -> torch.Tensor:
-        return self.now.tensors[member.tensor].clone()
+        with without_modes():
+            return self.now.tensors[member.tensor].clone()
 
     def show(self, member: UnitParameter, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
