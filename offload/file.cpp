@@ -131,6 +131,12 @@ std::optional<std::pair<std::filesystem::path, uid_t>> other_owner(const std::fi
 
 constexpr std::string_view prefix = ".ballast-scratch-";
 
+struct stat status_of(const File& file) {
+  struct stat found {};
+  if (::fstat(file.descriptor(), &found) != 0) fail_file("fstat", file.path(), errno);
+  return found;
+}
+
 }  // namespace
 
 FileSystem file_system(std::uint32_t statfs_type) {
@@ -234,11 +240,9 @@ void File::rename(const std::filesystem::path& to) {
   path_ = to;
 }
 
-std::uint64_t File::bytes() const {
-  struct stat found {};
-  if (::fstat(descriptor(), &found) != 0) fail_file("fstat", path_, errno);
-  return static_cast<std::uint64_t>(found.st_size);
-}
+std::uint64_t File::bytes() const { return static_cast<std::uint64_t>(status_of(*this).st_size); }
+
+bool File::has_name() const { return status_of(*this).st_nlink > 0; }
 
 void flush_directory(const std::filesystem::path& directory) {
   const Descriptor descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

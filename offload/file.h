@@ -70,6 +70,7 @@ class File {
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_.get(); }
   std::uint64_t bytes() const;  // current size
+  bool has_name() const;        // false if it was removed: it disappears with the process
   void rename(const std::filesystem::path& to);
 
   // Direct I/O moves whole blocks, to and from memory that is aligned to block_bytes.

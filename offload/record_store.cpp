@@ -304,6 +304,19 @@ void RecordStore::make_durable(const Commit& commit) {
   write_commit_record(commit);
   flush();
   commit_failed_ = false;
+  warn_of_removed_files();
+}
+
+// The training itself can go on with them.
+void RecordStore::warn_of_removed_files() const {
+  for (const auto& stripe : stripes_) {
+    if (log_ == nullptr || stripe->file.has_name()) continue;
+    const std::string path = stripe->file.path().string();
+    log_->write_once(Level::warning, "removed " + path,
+                     fmt::format("{} has been removed while it is in use: no later start can resume from it. Save a "
+                                 "checkpoint before this training ends.",
+                                 path));
+  }
 }
 
 void RecordStore::write_commit_record(const Commit& commit) {

@@ -156,6 +156,7 @@ class RecordStore {
   void log_unusable(const Commit& commit, std::string_view reason) const;
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
   void write_commit_record(const Commit& commit);
+  void warn_of_removed_files() const;
   void flush();
   void settle_writes() const;
   void check(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;

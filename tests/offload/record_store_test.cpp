@@ -431,3 +431,17 @@ TEST_CASE("thousands of opens leak no descriptor and no memory") {
   CHECK(open_descriptors() == descriptors);
   CHECK(resident_pages() < pages + pages_of_noise);
 }
+
+TEST_CASE("a commit warns once of a file that was removed") {
+  StoreRig rig(2);
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  CHECK(rig.log_text().empty());
+  std::filesystem::remove(rig.file(1));
+  rig.write_step(store, 2);
+  rig.write_step(store, 3);
+  CHECK(rig.holds_step(store, 3));
+  const std::string warning = rig.file(1).string() + " has been removed while it is in use";
+  CHECK(rig.log_text().find(warning) != std::string::npos);
+  CHECK(rig.log_text().find(warning) == rig.log_text().rfind(warning));
+}
