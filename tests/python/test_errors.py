@@ -87,3 +87,15 @@ def test_a_rate_that_may_be_in_bits_or_in_bytes_is_refused(rate):
     with pytest.raises(ballast.UsageError, match="may name bits or bytes") as raised:
         ballast.parse_rate(rate)
     assert raised.value.needed == '"400Gbit/s", which is 50GB/s, or "400GB/s"'
+
+
+def test_an_error_names_its_file_in_the_repository(monkeypatch):
+    """Wherever the sources were when they were compiled, also of files that are compiled together."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with ballast.connect() as group:
+        pass
+    with pytest.raises(ballast.Error, match="raised at: python/bindings/group.cpp:"):
+        group.barrier()
+    with pytest.raises(ballast.Error, match="raised at: (zero|offload)/"):
+        _core.read_index("/there/is/none", 0)
