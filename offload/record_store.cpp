@@ -307,7 +307,7 @@ void RecordStore::make_durable(const Commit& commit) {
   warn_of_removed_files();
 }
 
-// The training itself can go on with them.
+// This is no error: an open file stays usable, so the training is right until its process ends.
 void RecordStore::warn_of_removed_files() const {
   for (const auto& stripe : stripes_) {
     if (log_ == nullptr || stripe->file.has_name()) continue;

@@ -161,7 +161,7 @@ def records(case: Case, outcome: Outcome, memory: int, rates: list[float]) -> li
 
 
 def measure(cases: list[Case], base: Path, directory: Path, model: Llama, memory: int) -> None:
-    # In a process of its own: trainings inherit the peak of this one.
+    # Another process writes the base, because trainings inherit the peak of this one.
     subprocess.run([sys.executable, __file__, "--write", model.name, base], check=True)
     for case in (each._replace(model=model, base=base) for each in cases):
         rates = [read_rate(base)] if case.name == OURS and fio.is_installed() else []

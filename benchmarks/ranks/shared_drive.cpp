@@ -1,7 +1,7 @@
 // A rank that keeps its state on a drive that other ranks use too: shared_drive DIRECTORY UNITS MILLION_ELEMENTS STEPS. Its
 // launcher sets the environment, as torchrun does. It has two trainings, of which one takes turns on the drive, and makes a step of
-// each in turn. Rank 0 prints a line for each step: whether ranks took turns, and the seconds that the first and the last rank took
-// for their updates.
+// each in turn. Rank 0 prints a line for each step: whether ranks took turns, and how long the first and the last rank took to
+// update.
 #include <ballast/training.h>
 
 #include <algorithm>

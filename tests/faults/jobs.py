@@ -20,9 +20,7 @@ from faults.matrix import RANKS, TIMEOUT, Cell
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
-# Seconds after the fault in which all other ranks have ended: the timeout, up to five seconds for the reason and for telling it
-# (zero/comm/job.cpp, hub.h), and as many for a machine that does other things.
-BOUND = TIMEOUT + 10
+BOUND = TIMEOUT + 5  # seconds after the fault in which all other ranks have ended
 START = 60  # seconds until the fault, on a busy machine
 
 

@@ -18,8 +18,7 @@ MOST_ERROR, MEDIAN_ERROR = 0.35, 0.15  # of forecasts: the bars of docs/benchmar
 HOST_BYTES, GPU_BYTES = 128 * GIB, 140 * GIB
 LEAST_PARAMETERS = 32e9
 
-# What is compared with what, and the largest difference of a loss, relative to it. Both train on one batch from the same
-# values.
+# Each row names two trainings and the largest relative difference of their losses. Both train on one batch and the same values.
 LOSSES = [
     ("1b-fsdp2", "1b-masters", 0.01),
     ("1b", "1b-masters", 0.01),

@@ -1,4 +1,4 @@
-"""The page of a run: what was measured and what was forecast, with a verdict on each claim. It can be published as it is."""
+"""Writes the page of a run: measurements, forecasts and a verdict on each claim. The page can be published as it is."""
 
 from __future__ import annotations
 

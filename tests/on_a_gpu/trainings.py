@@ -51,7 +51,7 @@ class Place:
             self.of_torch.synchronize()
 
     def memory(self) -> dict[str, int]:
-        """Return what torch took of the GPU at most, and what is in use by all, with CUDA's own memory."""
+        """Return the peak of torch on the GPU, and the memory in use by all processes, including CUDA's own."""
         if self.device == "cpu":
             return {}
         free, total = self.of_torch.mem_get_info()
@@ -137,7 +137,7 @@ SYSTEMS: Mapping[str, Callable[[Any, Case, Place], Any]] = {
 }
 
 
-# --- What is measured ---
+# --- Measurements ---
 
 
 def made_model(case: Case, place: Place) -> Any:

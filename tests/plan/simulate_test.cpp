@@ -482,7 +482,7 @@ TEST_CASE("copies over links take of the host's memory what its updates then lac
 TEST_CASE("a step is a third faster if a GPU updates tiles whose state is on the host, with the host") {
   const Machine desktop = machine_of(25e9, 60e9, 0.85e12);
   const Machine server = machine_of(50e9, 120e9, 4e12);
-  // Of an element 16 bytes pass the host's memory: 12 of its update, and 2 of a copy each way.
+  // 16 bytes of each element pass the host's memory: 12 in its update, and 2 in a copy each way.
   CHECK(step_of_8b(desktop, 1.54, false).seconds == Approx(3.22).epsilon(0.03));
   CHECK(step_of_8b(desktop, 1.54, true).seconds < 2.1);
   CHECK(step_of_8b(server, 0.82, false).seconds == Approx(1.65).epsilon(0.03));
