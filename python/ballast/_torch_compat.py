@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
@@ -182,8 +183,10 @@ without_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.Di
 without_any_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 
 
-# Lets operators run as they are in the block, whatever modes of the caller would change them.
-without_modes: Callable[[], AbstractContextManager[None]] = _disable_current_modes
+def without_modes() -> AbstractContextManager[Any]:
+    """Let operators run as they are in the block, whatever modes of the caller would change them."""
+    has_modes = _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()
+    return _disable_current_modes() if has_modes else nullcontext()  # the former imports modules, and fails at exit
 
 
 def make_wrapper_tensor(

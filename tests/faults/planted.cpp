@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -70,13 +71,29 @@ void allow_no_descriptors() {
   limit(RLIMIT_NOFILE, static_cast<rlim_t>(lowest));
 }
 
-void cut_connections() {
+void shut_connections() {
   for (int descriptor = 3; descriptor < 1024; ++descriptor) {
     sockaddr_in peer{};
     socklen_t bytes = sizeof(peer);
     const bool is_connected = ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0;
     if (is_connected && peer.sin_family == AF_INET) ::shutdown(descriptor, SHUT_RDWR);
   }
+}
+
+// All are shut at one moment: a hub that found one of them shut before the others would tell the others who is gone. A child,
+// which has the same connections, shuts them while this process is stopped.
+void cut_connections() {
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  require_planted(child >= 0, "no child can be made");
+  if (child == 0) {
+    ::kill(parent, SIGSTOP);
+    ::usleep(20'000);  // the signal has reached all threads by then
+    shut_connections();
+    ::kill(parent, SIGCONT);
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
 }
 
 const std::map<std::string_view, std::function<void()>>& all_faults() {

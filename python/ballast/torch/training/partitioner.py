@@ -272,7 +272,8 @@ class OptimizerState:
         """The state for the next partition as it is now, or None."""
         if not self.is_loaded:
             return None
-        shown = self._given.optimizer.state
+        optimizer = self._given.optimizer_if_alive  # its end asks for the steps
+        shown = {} if optimizer is None else optimizer.state
         now = {id(each): shown[each] for _, each in self._given.parameters() if each in shown}
         for key, shards in self._shards.items():
             values = now.get(key, {})

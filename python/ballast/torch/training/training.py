@@ -648,6 +648,8 @@ class Training:
         gather them."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
+        if self.lifecycle is Lifecycle.CLOSED:
+            return
         if self.current is not None:
             if together:
                 self.current.memory.require_not_gathered("cannot close the optimizer")
