@@ -127,6 +127,8 @@ TEST_CASE("all ranks are told the first error, and no later one") {
   CHECK(rig.ranks() == std::vector<std::size_t>{1});
   rig.rendezvous.take(12, {Kind::failed, "", "a consequence"});
   CHECK(rig.sent.size() == 2);
+  CHECK(rig.rendezvous.is_named(11));
+  CHECK_FALSE(rig.rendezvous.is_named(12));
 }
 
 TEST_CASE("a rank that says goodbye is not reported as dead") {

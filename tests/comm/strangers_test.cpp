@@ -202,6 +202,21 @@ TEST_CASE("a message waits for no reader: it is kept, and sent when the other en
   CHECK_FALSE(writer.has_unsent());
 }
 
+TEST_CASE("a connection knows whether the other end's system has all bytes") {
+  const Descriptor listener = listen_at({"127.0.0.1", 0});
+  const Connection reader(connected(local_endpoint(listener).port));
+  Connection writer(Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+  writer.post({Kind::shared, "key", "a reason"});
+  while (!writer.has_arrived()) {  // nobody has read it
+    std::this_thread::yield();
+  }
+  const Message large{Kind::shared, "key", std::string(1 << 20, 'v')};
+  while (!writer.has_unsent()) {
+    writer.post(large);
+  }
+  CHECK_FALSE(writer.has_arrived());
+}
+
 TEST_CASE("a process without the secret is refused, and its messages change nothing") {
   CHECK(run_during(of_launcher, [](std::uint16_t port) {
           for (const std::string& words : {std::string(), std::string("another secret of 16 letters")}) {

@@ -113,8 +113,15 @@ class Rendezvous {
   }
 
   bool complete() const { return members_.size() == size_; }
-  bool all_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
+  bool all_left() const { return complete() && left_.size() == members_.size(); }
   bool failed() const { return first_error_.has_value(); }
+
+  // Whether the first error names the member: it may have stopped, and never leave.
+  bool is_named(std::size_t connection) const {
+    const std::vector<std::size_t> named = failed() ? ranks_from(first_error_->key) : std::vector<std::size_t>{};
+    const auto member = members_.find(connection);
+    return member != members_.end() && std::ranges::find(named, member->second.rank) != named.end();
+  }
 
  private:
   // Ranks would get other bits, or wait for each other, if they ordered sums by other hosts.
@@ -314,7 +321,9 @@ class Hub {
           const std::unique_ptr<Hub> self = std::move(self_);
         })) {}
 
-  ~Hub() {  // waits until all ranks have left; after a failure, for two seconds at most
+  // Waits until all ranks have left. After a failure it waits for two seconds at most, and for a rank that is named as the cause
+  // only until its system has the reason.
+  ~Hub() {
     if (!thread_.joinable()) return;
     begin_shutdown();
     thread_.join();
@@ -364,10 +373,14 @@ class Hub {
   bool is_over() {
     if (!leaving_) return false;
     const bool failed_for_long = rendezvous_.failed() && Clock::now() >= end_ - options_.timeout + error_delivery_time;
-    const bool all_were_told = !rendezvous_.failed() || connections_.empty();
+    const auto need_not_leave = [&](const auto& each) {
+      return rendezvous_.is_named(each.first) && each.second.connection->has_arrived();
+    };
+    const bool have_all_left =
+        rendezvous_.failed() ? std::ranges::all_of(connections_, need_not_leave) : rendezvous_.all_left();
     const bool is_late =
         self_ == nullptr && Clock::now() >= end_;  // a detached hub has no owner that waits for its end
-    return (rendezvous_.all_left() && all_were_told) || failed_for_long || is_late;
+    return have_all_left || failed_for_long || is_late;
   }
 
   void check_deadlines() {

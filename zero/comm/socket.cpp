@@ -8,10 +8,12 @@
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -417,6 +419,11 @@ void Connection::flush() {
     if (sent < first.size()) return static_cast<void>(first.erase(0, sent));
     unsent_.pop_front();
   }
+}
+
+bool Connection::has_arrived() const {
+  int unacknowledged = 0;
+  return !has_unsent() && ::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged == 0;
 }
 
 bool Connection::is_stuck() const { return unsent_bytes_ > max_unsent_bytes; }
