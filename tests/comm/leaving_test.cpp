@@ -1,15 +1,18 @@
 // Tests of a rank that leaves while others need it: they fail at once, with its reason. Every timeout is an hour, so a
 // wait that does not end makes the test hang.
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
 #include "tests/comm/process_groups.h"
+#include "tests/comm/rank_values.h"
 #include "tests/comm/signal.h"
 
 using namespace ballast;
@@ -46,6 +49,16 @@ Failures leave_one(const GroupKind& kind, const Case& each, const RankBody& leav
       throw;
     }
   });
+}
+
+// Returns when the process waits for something.
+void wait_until_asleep(pid_t process) {
+  for (int times_asleep = 0; times_asleep < 10;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::string words;
+    std::getline(std::ifstream(fmt::format("/proc/{}/stat", process)), words);
+    times_asleep = words[words.rfind(')') + 2] == 'S' ? times_asleep + 1 : 0;
+  }
 }
 
 }  // namespace
@@ -128,6 +141,31 @@ TEST_CASE("ranks that leave at different times after the last call disturb no ot
         ranks.leave({.words = "it is done"});
       }) == Failures(3));
     }
+  }
+}
+
+// The other rank is stopped: its system has room for a part of the bytes, and the rest waits in the system of the one that leaves.
+TEST_CASE("all that a rank has sent arrives, also after it has left") {
+  for (const ProcessKind& kind : process_kinds()) {
+    if (kind.transport != HostTransport::gloo) continue;  // in shared memory the other rank has taken it before
+    const Signal begun, may_send;
+    const ProcessGroupRig rig(2, kind.transport, an_hour);
+    Processes processes(2, [&](std::size_t rank) {
+      rig.as_rank(rank, [&](Communicator& ranks) {
+        Values values = Values::of_rank(rank, DType::fp32, 200'000);
+        if (rank == 0) begun.give();
+        if (rank == 1) may_send.wait();
+        ranks.broadcast(values.view(), 1);
+        expect(values == Values::of_rank(1, DType::fp32, 200'000), "other values than were sent");
+      });
+    });
+    begun.wait();
+    wait_until_asleep(processes.process(0));
+    processes.send(0, SIGSTOP);
+    may_send.give();
+    CHECK(processes.failure(1).empty());
+    processes.send(0, SIGCONT);
+    CHECK(processes.failure(0).empty());
   }
 }
 

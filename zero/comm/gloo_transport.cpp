@@ -96,6 +96,12 @@ class Link : public tcp::Pair {
     device_->registerDescriptor(fd_, EPOLLIN, this);
     changeState(CONNECTED);
   }
+
+  // Gloo's own close() resets the connection, which loses the bytes that the other end has no room for yet.
+  void close() override {
+    const std::lock_guard lock(m_);
+    if (state_ != CLOSED) changeState(CLOSED);
+  }
 };
 
 class LinkContext : public tcp::Context {
