@@ -270,10 +270,9 @@ class OptimizerState:
     @property
     def loaded(self) -> State | None:
         """The state for the next partition as it is now, or None."""
-        if not self.is_loaded:
+        if not self.is_loaded or (optimizer := self._given.optimizer_if_alive) is None:
             return None
-        optimizer = self._given.optimizer_if_alive  # its end asks for the steps
-        shown = {} if optimizer is None else optimizer.state
+        shown = optimizer.state
         now = {id(each): shown[each] for _, each in self._given.parameters() if each in shown}
         for key, shards in self._shards.items():
             values = now.get(key, {})
