@@ -54,7 +54,7 @@ def test_the_planner_reads_what_was_measured(capsys, tmp_path, started):
     assert ("other processes used" in table) == found["busy"]
     assert xml.dom.minidom.parse(str(plot)) and "state on the drive" in plot.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here.json", "here.svg"]  # no case leaves files
-    assert main(["plan", "gpt2", "--ranks", "2", "--measured", str(output), "--json"]) == 0
+    assert main(["plan", "gpt2", "--ranks", "2", "--host-memory", "64GiB", "--measured", str(output), "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     rates = found["measured"]["rates"]
     assert plan["gpu"] == "cpu" and plan["assumed"]["flops"] == found["measured"]["flops"]

@@ -14,7 +14,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.errors import OutOfMemoryError
+from ballast.errors import Error, OutOfMemoryError
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
@@ -348,6 +348,17 @@ class Training:
         self.current.release(together or self.group.size == 1, gathers, keeps)
         self.current = self._step_partition = None
         self.state.forget_partition()
+
+    def _drop_all(self, together: bool, gather: bool) -> None:
+        """Release the partition at the end. After a failed step its values cannot be gathered: a caller of close() gets the
+        error, and an optimizer that is deleted, or alive at exit, loses them."""
+        try:
+            self._drop(together, gathers=gather, keeps=gather)
+        except Error as error:
+            if together or not gather:
+                raise
+            log.warning("the parameters lose their values: %s", error)
+            self._drop(together, gathers=False, keeps=False)
 
     # --- Called by hooks ---
 
@@ -687,7 +698,7 @@ class Training:
             if self.current is not None:
                 if was_offloaded and returns_values:
                     self.current.reload()
-                self._drop(together, gathers=gather, keeps=gather)
+                self._drop_all(together, gather)
             elif returns_values:
                 self._migration.return_to_torch()
             if (model := self.given.model) is not None:
