@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.errors import Error, OutOfMemoryError
+from ballast.errors import FailureError, OutOfMemoryError
 from ballast.outer.optimizer import OuterOptimizer
 from ballast.ranks import Group
 from ballast.torch.activations.saved_activations import ModelActivations, offload_activations_of
@@ -349,17 +349,6 @@ class Training:
         self.current = self._step_partition = None
         self.state.forget_partition()
 
-    def _drop_all(self, together: bool, gather: bool) -> None:
-        """Release the partition at the end. After a failed step its values cannot be gathered: a caller of close() gets the
-        error, and an optimizer that is deleted, or alive at exit, loses them."""
-        try:
-            self._drop(together, gathers=gather, keeps=gather)
-        except Error as error:
-            if together or not gather:
-                raise
-            log.warning("the parameters lose their values: %s", error)
-            self._drop(together, gathers=False, keeps=False)
-
     # --- Called by hooks ---
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
@@ -665,9 +654,10 @@ class Training:
             if together:
                 self.current.memory.require_not_gathered("cannot close the optimizer")
             if together and gather:
-                self.current.require_room_to_close()
+                with suppress(FailureError):  # the end says so
+                    self.current.require_room_to_close()
             elif self.group.size == 1:
-                gather = gather and self._has_room_to_close(self.current)
+                gather = gather and self._can_return_values(self.current)
         try:
             if together:
                 self.finish_pending()
@@ -675,11 +665,12 @@ class Training:
             self.snapshot = None
             self._end(together, gather)
 
-    def _has_room_to_close(self, partition: Partition) -> bool:
-        """Return whether the values fit in torch's memory where the optimizer of a lone rank is deleted, or at exit."""
+    def _can_return_values(self, partition: Partition) -> bool:
+        """Return whether values can go to torch's memory where the optimizer of a lone rank is deleted, or at exit: they fit,
+        and no step has failed."""
         try:
             partition.require_room_to_close()
-        except OutOfMemoryError as error:
+        except (FailureError, OutOfMemoryError) as error:
             log.warning("the parameters lose their values: %s", error)
             return False
         return True
@@ -698,7 +689,7 @@ class Training:
             if self.current is not None:
                 if was_offloaded and returns_values:
                     self.current.reload()
-                self._drop_all(together, gather)
+                self._drop(together, gathers=gather, keeps=gather)
             elif returns_values:
                 self._migration.return_to_torch()
             if (model := self.given.model) is not None:

@@ -23,7 +23,6 @@ from ballast._torch_compat import (
     writes_to_arguments,
 )
 from ballast.checks import fail, refuse, refuse_unsupported
-from ballast.errors import FailureError
 from ballast.planning.hardware import available_memory, this_machine
 from ballast.ranks import Group, agree_on_memory, from_all_ranks
 from ballast.sizes import human_size
@@ -158,10 +157,7 @@ class ShardedState:
         return_cached_memory(self._gpu)
         available = available_memory(this_machine()) if self._gpu is None else free_bytes(self._gpu)
         where = socket.gethostname() if self._gpu is None else f"GPU of rank {self.ranks.rank}"
-        try:
-            found = from_all_ranks(self.ranks, (where, mine, available))
-        except FailureError:  # the training has failed before, and its end says so
-            return
+        found = from_all_ranks(self.ranks, (where, mine, available))
         for rank, (where, _, available) in enumerate(found):
             needed = sum(theirs for there, theirs, _ in found if there == where)
             if needed > available:
