@@ -1,10 +1,14 @@
 """Tests of interrupts that arrive right after the library has acquired a unit: nothing stays acquired."""
 
+import sys
+from contextlib import contextmanager
 from typing import Any
 
 import ballast
 import pytest
 import torch
+from ballast.torch.parameters.managed_parameter import ManagedParameter
+from ballast.torch.parameters.unit_gather import UnitGather
 from python.wrap.support.loops import Loop, Run, Tower, check_equal, mlp
 
 ACQUIRING = [(3, "acquire_parameters"), (3, "acquire_gradients"), (2, "acquire_gradients")]
@@ -90,3 +94,51 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     assert not any(map(gather.is_gathered, gather.members.values()))
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), before))
+
+
+CHANGES = (UnitGather.open, UnitGather.close_unit, ManagedParameter.gather, ManagedParameter.reshard)
+
+
+@contextmanager
+def interrupt_at(line: int):
+    """Raise KeyboardInterrupt before the n-th line of functions that change which unit torch sees."""
+    codes, met = {function.__code__ for function in CHANGES}, 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal met
+        if frame.f_code not in codes:
+            return None
+        if event == "line":
+            met += 1
+            if met == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_training_continues_after_an_interrupt_at_any_line_that_changes_the_unit():
+    loop = loop_at(3)
+    quiet = loop.run(stage=3)
+    model, optimizer = make(3)
+    loop.loss(model, loop.batch(0)).backward()
+    optimizer.zero_grad()
+    line, is_interrupted = 0, True
+    while is_interrupted:
+        line += 1
+        try:
+            with interrupt_at(line):
+                loop.loss(model, loop.batch(0)).backward()
+            is_interrupted = False
+        except KeyboardInterrupt:
+            pass
+        optimizer.zero_grad()
+    assert line > 100
+    losses = loop.train(model, optimizer, 0).losses
+    with ballast.gather(quiet.model), ballast.gather(model):
+        check_equal(Run(model, optimizer, losses), quiet)

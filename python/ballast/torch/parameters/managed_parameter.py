@@ -230,20 +230,21 @@ class ManagedParameter:
 
     def reshard(self, nothing: torch.Tensor, address: int) -> torch.Tensor | None:
         """Become SHARDED again. Return the values if torch has counted a write to them, or has them at another address than
-        this one, of the memory that they were gathered into."""
+        this one, of the memory that they were gathered into. Do nothing if it is SHARDED: a call that was interrupted is
+        made again."""
         if self._state is not _GATHERED:
             require_transition(self._state, _SHARDED)
-        self._state = _SHARDED
-        parameter = self._parameter()
-        if parameter is None:  # Python's collector is deleting it, see is_collected
-            return None
-        if self.is_opaque:
+            if self._state is _SHARDED:
+                return None
+        parameter, written = self._parameter(), None
+        if parameter is not None:  # else Python's collector is deleting it, see is_collected
             parameter.__class__ = _PLAIN
-        version, written = parameter._version, None
-        if version != self._version or parameter.data_ptr() != address:
-            self._version, written = version, parameter.data
-        parameter.data = nothing
-        parameter.__class__ = Placeholder
+            version = parameter._version
+            if version != self._version or parameter.data_ptr() not in (address, nothing.data_ptr()):
+                self._version, written = version, parameter.data
+            parameter.data = nothing
+            parameter.__class__ = Placeholder
+        self._state = _SHARDED  # last, because an interrupt may arrive before
         return written
 
     def take_write(self) -> bool:

@@ -221,7 +221,8 @@ class UnitGather:
         self.now = NO_VIEWS  # the open unit's views
         self.casts = CachedCasts()
         self.open_unit: int | None = None
-        self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
+        # Whether the open unit has the parameters that ranks keep, although gathers are encoded; None: it is being closed.
+        self._is_exact: bool | None = None
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.lifecycle = Lifecycle.OPEN
         self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
@@ -352,7 +353,7 @@ class UnitGather:
             if self.lifecycle is Lifecycle.OPEN:
                 self.core.release()  # an interrupt may have left a unit acquired
             return written
-        unit = self.open_unit
+        unit, self._is_exact = self.open_unit, None  # an interrupt may arrive before it is closed
         changed = []
         for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
             if (values := each.reshard(nothing, address)) is not None:
