@@ -4,11 +4,14 @@ import ballast
 import pytest
 import torch
 from ballast import _core
+from ballast.torch.parameters import units
+from ballast.torch.parameters.deferred_parameters import InitialValueReader
 from ballast.torch.training import partitioner
 from ballast.torch.training.partition import Partition
 from ballast.torch.training.partitioner import StateMigration
 from ballast.torch.updates.rules import RuleUpdates
 from python.wrap.support.bodies import evaluated, freeze_a_layer, step_on_ones
+from python.wrap.support.loops import keywords, mlp
 
 
 def fail_once(monkeypatch, owner, name):
@@ -181,6 +184,36 @@ def test_lost_values_are_not_trained_with(lost_in, monkeypatch, tmp_path):
     freeze_a_layer(unfailing, other)
     step_on_ones(unfailing, other)
     assert len(model[0]._forward_pre_hooks) == len(unfailing[0]._forward_pre_hooks)
+    assert same(model, unfailing)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_values_that_a_failed_start_has_freed_are_not_trained_with(stage, monkeypatch, tmp_path):
+    """An interrupt, or a drive that fails, comes after the first units have left torch's memory."""
+    monkeypatch.setattr(units, "UNIT_ELEMENTS", 1)  # below stage 3
+    unfailing, other = evaluated(stage=stage)
+    ballast.save(tmp_path, unfailing, other)
+    model = mlp()
+    options = {"units": "Linear"} if stage == 3 else {}
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **keywords(stage=stage, **options))
+    read, seen = InitialValueReader.read, []
+
+    def interrupted(self, parameter, *others):
+        seen.append(parameter)
+        if parameter is model[2].bias:
+            raise KeyboardInterrupt
+        read(self, parameter, *others)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(InitialValueReader, "read", interrupted)
+        model(torch.ones(20))
+    assert any(each is model[0].weight for each in seen)
+    for _ in range(2):
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*lost on the way(.|\n)*load_checkpoint"):
+            model(torch.ones(20))
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    for each in ((model, optimizer), (unfailing, other)):
+        step_on_ones(*each)
     assert same(model, unfailing)
 
 

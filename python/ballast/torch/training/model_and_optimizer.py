@@ -129,6 +129,11 @@ class ModelAndOptimizer:
             for parameter in group["params"]:
                 yield number, parameter
 
+    def all_parameters(self) -> list[torch.nn.Parameter]:
+        """Return the parameters of the optimizer, and those of the model."""
+        model = self.model
+        return [*(each for _, each in self.parameters()), *(() if model is None else model.parameters())]
+
     def trained(self) -> list[tuple[int, torch.nn.Parameter]]:
         with without_torch_function():  # it would be called for each of thousands of sharded parameters
             groups = enumerate(self.optimizer.param_groups)

@@ -54,7 +54,7 @@ from ballast.torch.training.preconditions import (
     warn_of_layout,
 )
 from ballast.torch.updates.rules import blocks_of, rules_of
-from ballast.torch.updates.sharded_state import IN_LIBRARY, Rule, ShardedState, State, read_of
+from ballast.torch.updates.sharded_state import IN_LIBRARY, Rule, ShardedState, State, is_freed, read_of
 from ballast.torch.updates.updates import Tiles, Updates, merged, steps_in
 from ballast.wrap_options import WrapOptions, without_gpu
 
@@ -482,9 +482,10 @@ class StateMigration:
 
     # --- To the next partition ---
 
-    def hand_over(self, make: Callable[[], Partition]) -> Partition:
+    def hand_over(self, make: Callable[[], Partition], parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> Partition:
         """Make a partition, and write the shards to it before other state. State that is missing here becomes zero
-        there. Parameters that are in no partition any more return to torch's memory."""
+        there. Parameters that are in no partition any more return to torch's memory. If the partition cannot be made, some of
+        all `parameters` may have lost their values, because they move to it one unit after the other."""
         if self._is_lost:
             refuse_order(
                 "cannot continue to train: values were lost on the way from one partition to another",
@@ -497,6 +498,7 @@ class StateMigration:
             partition = make()
         except BaseException:
             self.suspend_all()
+            self._is_lost = any(id(each) not in self._taken and is_freed(each) for each in parameters())
             raise
         try:
             self._write_to(partition)

@@ -319,7 +319,7 @@ class Training:
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         with self.given.own_parameters():
-            self.current = self._migration.hand_over(make)
+            self.current = self._migration.hand_over(make, self.given.all_parameters)
         if not self.options.keeps_full_parameters:
             self.given.sharded_ids = frozenset(id(member.parameter) for member in self.current.all_members)
         self._hooks.remove_from_modules()

@@ -29,7 +29,7 @@ from ballast.sizes import human_size
 from ballast.torch.gpu import free_bytes, in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin
-from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, nothing_like
+from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, managed, nothing_like, plain
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, model_of, prefetched
 from ballast.torch.parameters.writes import agree_on_writes, is_same_kind, require_same_values
@@ -311,6 +311,11 @@ def _free(members: Sequence[UnitParameter]) -> None:
     for member in members:
         with without_torch_function():  # it may be without values already
             member.parameter.data = nothing_like(member.parameter, member.parameter.device)
+
+
+def is_freed(parameter: torch.nn.Parameter) -> bool:
+    """Return whether torch's memory of a parameter is freed, and no training has its values."""
+    return managed(parameter) is None and plain(parameter).untyped_storage().nbytes() < plain(parameter).nbytes
 
 
 LEAST_BOUND, COMPARED_EVERY = 24 << 20, 8 << 20
