@@ -9,7 +9,7 @@ from itertools import product, starmap
 from typing import Any, Literal, TypeVar
 
 from ballast import _core
-from ballast.checks import all_known, one_of, refuse, refuse_value
+from ballast.checks import all_known, one_of, refuse, refuse_value, texts_by_name
 
 AUTO = "auto"
 
@@ -149,21 +149,11 @@ def read_wire(given: object, stage: int | None) -> Wire:
     if isinstance(given, str) and "=" not in given:
         name = one_of("wire format", given.strip().lower(), FORMATS, or_else='a mapping such as {"reduce": "int8"}')
         return Wire(gather=name if stage in (None, 3) else EXACT, reduce=name)
-    by_kind: Any = _by_kind(given) if isinstance(given, str) else given
+    by_kind: Any = texts_by_name("wire", given) if isinstance(given, str) else given
     if not isinstance(by_kind, Mapping):
         refuse_value("wire", given, 'a format such as "int8", or formats by kind')
     all_known("kind of values on the wire", by_kind, KINDS)
     return Wire(**{kind: one_of("wire format", str(name).strip().lower(), FORMATS) for kind, name in by_kind.items()})
-
-
-def _by_kind(text: str) -> dict[str, str]:
-    by_kind: dict[str, str] = {}
-    for word in text.split(","):
-        kind, _, name = word.partition("=")
-        if kind.strip() in by_kind:
-            refuse_value("wire", text, "one format for each kind", why=f"it names {kind.strip()} twice")
-        by_kind[kind.strip()] = name
-    return by_kind
 
 
 def units_ahead(formats: int, blocks: int) -> int:

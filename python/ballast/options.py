@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ballast import _core
-from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value
+from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value, texts_by_name
 from ballast.formats import StateFormats, Wire
 from ballast.models.adapters import BASE_FORMATS
 from ballast.models.description import TREATMENTS
@@ -66,9 +66,9 @@ class TreatedActivations(NamedTuple):
     tier: str  # the tier of activations until backward
 
 
-def _count(name: str) -> Callable[[int], int]:
-    """Return a function that reads a whole number from 1 to the most of its name."""
-    return lambda given: read_count(name, given, most=MOST[name])
+def _count(name: str, *, most: str = "") -> Callable[[int], int]:
+    """Return a function that reads a whole number from 1 to the most of its name, or of another one."""
+    return lambda given: read_count(name, given, most=MOST[most or name])
 
 
 def _copies(given: Replicas | None, options: Options) -> int:
@@ -131,7 +131,9 @@ class MachineOptions:
         metavar="HOW",
     )
     loss_chunk: Option[int | None, int | None] = Option(
-        None, "tokens whose logits are there at once, as with `ballast.chunked_loss(chunk=)`; None: all", _count("tokens")
+        None,
+        "tokens whose logits are there at once, as with `ballast.chunked_loss(chunk=)`; None: all",
+        _count("loss_chunk", most="tokens"),
     )
     tokens: Option[int, int] = Option(8192, "tokens of one rank in one micro-step", _count("tokens"))
     sequence: Option[int | None, int | None] = Option(
@@ -140,7 +142,7 @@ class MachineOptions:
         _count("sequence"),
     )
     expert_parallel: Option[int, int] = Option(
-        1, "ranks that divide the experts of each layer, and exchange tokens for them", _count("ranks")
+        1, "ranks that divide the experts of each layer, and exchange tokens for them", _count("expert_parallel", most="ranks")
     )
     micro_steps: Option[int, int] = Option(1, "backward passes of one step", _count("micro_steps"), core="micro_steps")
     layer_major: Option[bool, bool] = Option(
@@ -191,7 +193,8 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     offload: Option[Offload | None, Any] = replace(
         options_of(StepOptions)["offload"],
         default="auto",
-        meaning='"auto" chooses; "none", "host", "nvme"; or tiers, or fractions, of "parameters", "gradients" and "state"',
+        meaning='"auto" chooses; "none", "host", "nvme"; or tiers, or fractions, of "parameters", "gradients" and "state": '
+        '"parameters=host,state=nvme"',
         read=lambda given: _read_offload(given),
     )
     state_format: Option[StateFormats | None, tuple[str, ...]] = replace(
@@ -404,12 +407,13 @@ def read_price(value: float | None) -> float | None:
 
 
 def _read_offload(value: Offload) -> Offload:
-    if isinstance(value, str):
-        return one_of("offload", value, OFFLOADS)
-    all_known("kind of state", value, KINDS)
-    for tiers in value.values():
+    if isinstance(value, str) and "=" not in value:
+        return one_of("offload", value, OFFLOADS, or_else='tiers by kind such as "parameters=host,state=nvme"')
+    by_kind: dict[str, Any] = dict(texts_by_name("offload", value) if isinstance(value, str) else value)
+    all_known("kind of state", by_kind, KINDS)
+    for tiers in by_kind.values():
         all_known("tier", fractions_of(tiers), TIERS)
-    return dict(value)
+    return by_kind
 
 
 def read_activations(value: Size | None) -> TreatedActivations:

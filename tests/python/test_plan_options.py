@@ -40,6 +40,22 @@ def test_a_run_that_wrap_refuses_is_not_planned(options, reason):
         ballast.plan(SMALL, ranks=2, resumable=True, **MACHINE, **options)
 
 
+def test_tiers_by_kind_are_read_from_a_command_line(capsys):
+    words = ["plan", "gpt2", "--host-memory", "64GiB", "--drive-space", "1TiB", "--stage", "3", "--json", "--offload"]
+    assert main([*words, "parameters=host, state=nvme"]) == 0
+    placement = json.loads(capsys.readouterr().out)["plan"]["placement"]
+    assert [placement[kind] for kind in ("parameters", "state")] == [{"host": 1.0}, {"nvme": 1.0}]
+    for wrong, said in (("state=host,state=nvme", "names state twice"), ("state=hots", "there is no tier")):
+        assert main([*words, wrong]) == 2
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["loss_chunk", "expert_parallel", "lora"])
+def test_a_count_that_is_refused_is_named(name):
+    with pytest.raises(ballast.UsageError, match=f"cannot use {name}=0"):
+        ballast.plan(SMALL, **{name: 0})
+
+
 def test_options_without_effect_are_mentioned(capsys):
     wire = "wire has no effect on one rank"
     alone, two = (ballast.plan("gpt2", ranks=ranks, wire="int8") for ranks in (1, 2))

@@ -318,7 +318,7 @@ def read_measured(given: str | os.PathLike[str]) -> Measured:
     """Return the figures of a file that `ballast bench` has written."""
     path = Path(given)
     if not path.is_file():
-        refuse(f"cannot read {path}: it does not exist", needed=WRITER)
+        refuse(f"cannot read {path}: it {'is no file' if path.exists() else 'does not exist'}", needed=WRITER)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
