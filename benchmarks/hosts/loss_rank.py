@@ -12,7 +12,7 @@ import gpt
 import network
 import torch
 import torch.distributed as dist
-from formats import TRAINING
+from contest import TRAINING
 from loss_training import Plan, Training, python_sources
 from losses import CASES, CONTEXT, LossCase
 

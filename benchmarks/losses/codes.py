@@ -6,15 +6,16 @@ run takes many times as long. A line's value is a mean of the last losses of all
 have no line.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import contest
 import suite
-from contest import Case, Contest
+from contest import TRAINING, Case, Contest
 
-RANK = Path(__file__).with_name("loss_training.py")
 EXACT = "exact"
 WIRES = {  # what ranks send at stage 3
     EXACT: "exact",
@@ -27,18 +28,49 @@ CONTEST = Contest("codes", "what ranks send", tuple(WIRES))
 def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
     from loss_training import Losses
 
-    command = [sys.executable, RANK, case.contender, str(case.seed), str(steps), folder]
+    command = [sys.executable, __file__, "--rank", case.contender, str(case.seed), str(steps), folder]
     with tempfile.TemporaryDirectory(prefix="ballast-codes-") as logs:
         [losses] = suite.run_ranks(f"codes: {case.name}", 2, lambda rank: command, Path(logs))
     return Losses(**losses)
 
 
+def training_of(codes: str, seed: int, steps: int) -> Any:
+    """Return the training of one of several ranks."""
+    import ballast
+    import torch
+    from loss_training import TEXTS, Plan, Training
+
+    plan = Plan(TRAINING, seed, steps)
+    model = plan.model(torch.bfloat16)
+    plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
+    wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], tuning=ballast.Tuning(threads=1))
+    return Training(plan, TEXTS[TRAINING.text](), model, [wrapped])
+
+
+def train_rank(codes: str, seed: str, steps: str, folder: str) -> None:
+    """Train in this process. Rank 0 prints the losses, in JSON."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    training = training_of(codes, int(seed), int(steps))
+    losses = training.train(Path(folder))
+    if dist.get_rank() == 0:
+        print(json.dumps(losses._asdict()), flush=True)
+    training.close()
+    dist.destroy_process_group()
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--rank"]:
+        return train_rank(*sys.argv[2:])
     options = contest.choose(contest.parser_of("codes", __doc__, steps=2000), CONTEST.cases)
     if not options.table:
-        from loss_training import setting_of_codes  # needs torch, which --help and --table do without
+        from loss_training import TEXTS, setting  # needs torch, which --help and --table do without
 
-        CONTEST.make_runs(options, setting_of_codes(options.steps), train_on_ranks)
+        words = f"{setting(TRAINING, options.steps, 'AdamW in bf16')}, one on each of two ranks"
+        CONTEST.make_runs(options, f"{words}, text {TEXTS[TRAINING.text]().digest}", train_on_ranks)
     CONTEST.show(CONTEST.read(options.runs))
 
 

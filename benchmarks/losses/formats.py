@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import contest
 import suite
-from contest import SEEDS, Result
+from contest import FINE_TUNING, SEEDS, TRAINING, Result, Task
 
 
 class Variant(NamedTuple):
@@ -29,16 +29,6 @@ class Variant(NamedTuple):
     @property
     def name(self) -> str:
         return f"state {self.state}, gradients {self.gradients}"
-
-
-class Task(NamedTuple):
-    """What a run trains: the text, the schedule, and whether it begins with trained parameters."""
-
-    name: str
-    text: str
-    part: int  # its steps are those of `training` divided by this
-    learning_rate: float  # the highest, after the warm-up
-    warm_up: float  # the part of the steps in which the learning rate rises
 
 
 class Case(NamedTuple):
@@ -55,9 +45,6 @@ class Case(NamedTuple):
         return "-".join((self.task.name, self.variant.state, self.variant.gradients, f"seed-{self.seed}", f"{steps}-steps"))
 
 
-# The losses of 3e-4 and 1e-3 differ by less than 0.02 after 300 steps of training in fp32: the best rate is between them.
-TRAINING = Task("training", "torch's Python sources", part=1, learning_rate=5e-4, warm_up=0.05)
-FINE_TUNING = Task("fine-tuning", "Python's help topics", part=5, learning_rate=3e-4, warm_up=0.05)
 TASKS = (TRAINING, FINE_TUNING)
 
 REFERENCE = Variant("fp32", "fp32")  # state format split has the same bits
@@ -129,6 +116,21 @@ def with_tables(page: str, finished: Finished) -> str:
     return begins + "".join(table + rest for table, rest in zip(tables, rests))
 
 
+def in_formats(case: Case, text: Any, steps: int, start: dict[str, Any] | None) -> Any:
+    """Return a training with the formats of a case, which begins with these parameters if there are some."""
+    import ballast
+    import torch
+    from loss_training import Plan, Training
+
+    plan = Plan(case.task, case.seed, steps)
+    model = plan.model(torch.bfloat16)
+    if start is not None:
+        model.load_state_dict(start)
+    plain = torch.optim.AdamW(model.parameters(), lr=case.task.learning_rate)
+    formats = {"state_format": case.variant.state, "gradient_format": case.variant.gradients}
+    return Training(plan, text, model, [ballast.wrap(plain, model, **formats, tuning=ballast.Tuning(threads=1))])
+
+
 class Trainer:
     """Trains cases, each on the text of its task, and keeps the parameters that fine-tuning begins with."""
 
@@ -137,7 +139,7 @@ class Trainer:
         import torch
 
         torch.set_num_threads(1)
-        self._options, self._trainings = options, loss_training
+        self._options = options
         self._texts = {task.name: loss_training.TEXTS[task.text]() for task in TASKS}
         self.settings: dict[str, str] = {}
         for task in TASKS:
@@ -160,7 +162,7 @@ class Trainer:
 
         begin = time.monotonic()
         start = self.start() if case.task == FINE_TUNING else None
-        run = self._trainings.in_formats(case, self._texts[case.task.name], self._steps(case.task), start)
+        run = in_formats(case, self._texts[case.task.name], self._steps(case.task), start)
         losses = run.train(self._options.runs.with_suffix("") / case.folder(self._options.steps))
         run.close()
         if case == START:

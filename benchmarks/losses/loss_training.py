@@ -8,30 +8,23 @@ parameters without a master.
 from __future__ import annotations
 
 import hashlib
-import json
 import pydoc_data.topics
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ballast
 import gpt
-import optimizers
 import torch
 import torch.distributed as dist
-from codes import WIRES
-from contest import POINTS
-from contest import Case as NamedCase
-from formats import TRAINING, Case, Task
+from contest import POINTS, Task
 
 LAYERS, WIDTH, HEADS, CONTEXT = 6, 640, 10, 64
 MICRO_STEPS = 2  # gradients in bf16 are rounded stochastically from the second one on
 SEQUENCES = 64  # a point of a curve is their mean loss; the last loss has eight times as many
 LOWEST_RATE = 0.1  # the learning rate falls to this part of the highest
 HELD_OUT = 10  # each tenth file or topic is for validation
-WEIGHT_DECAY = 0.01  # the decay of all optimizers; AdamW's default, where Muon's would be 0.1
 
 
 class Text(NamedTuple):
@@ -97,7 +90,7 @@ class Plan(NamedTuple):
 
 
 class Training:
-    """One model, the text, and optimizers that Ballast has wrapped."""
+    """One model, the text, and optimizers that Ballast has wrapped. Ranks of a job share the sequences of a step."""
 
     checkpoint = "checkpoint.json"  # a folder without this file has none
 
@@ -135,7 +128,10 @@ class Training:
         return ballast.load_checkpoint(unfinished, self.model, self.optimizers)
 
     def remove(self, unfinished: Path) -> None:
-        shutil.rmtree(unfinished)
+        if dist.is_initialized():
+            dist.barrier()
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            shutil.rmtree(unfinished)
 
     def close(self) -> None:
         for optimizer in self.optimizers:
@@ -152,6 +148,8 @@ class Training:
 
     def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the batches of a step, on which this process trains one after the other."""
+        if dist.is_initialized():
+            return [gpt.batch(self.text.trained, 1_000_000 * self.plan.seed + step, MICRO_STEPS, CONTEXT)]  # this rank's part
         first = 1_000_000 * self.plan.seed + MICRO_STEPS * step
         return [gpt.batch(self.text.trained, first + micro_step, 1, CONTEXT) for micro_step in range(MICRO_STEPS)]
 
@@ -179,56 +177,6 @@ def rate(step: int, steps: int, warm_up: float) -> float:
     return min(rising, falling)
 
 
-# --- The suite formats ---
-
-
-def in_formats(case: Case, text: Text, steps: int, start: dict[str, torch.Tensor] | None) -> Training:
-    """Return a training with the formats of a case, which begins with these parameters if there are some."""
-    plan = Plan(case.task, case.seed, steps)
-    model = plan.model(torch.bfloat16)
-    if start is not None:
-        model.load_state_dict(start)
-    plain = torch.optim.AdamW(model.parameters(), lr=case.task.learning_rate)
-    formats = {"state_format": case.variant.state, "gradient_format": case.variant.gradients}
-    return Training(plan, text, model, [ballast.wrap(plain, model, **formats, tuning=ballast.Tuning(threads=1))])
-
-
-# --- The suite optimizers ---
-
-
-def setting_of_optimizers(steps: int) -> str:
-    update = f"fp32 parameters, weight decay {WEIGHT_DECAY:g}, Muon's rate adjusted to AdamW's"
-    return f"{setting(TRAINING, steps, update)}, text {TEXTS[TRAINING.text]().digest}"
-
-
-def train_optimizer(case: NamedCase, steps: int, folder: Path) -> Losses:
-    torch.set_num_threads(1)
-    run = with_optimizer(case, steps)
-    losses = run.train(folder)
-    run.close()
-    return losses
-
-
-def with_optimizer(case: NamedCase, steps: int) -> Training:
-    plan, text = Plan(TRAINING, case.seed, steps), TEXTS[TRAINING.text]()
-    model = plan.model(torch.float32)
-    plain = plain_optimizers(case, model)
-    if case.contender == optimizers.TORCH_MUON:
-        return PlainTraining(plan, text, model, plain)
-    return Training(plan, text, model, ballast.wrap(plain, model, tuning=ballast.Tuning(threads=1)))
-
-
-def plain_optimizers(case: NamedCase, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    from trainers import for_muon
-
-    options = {"lr": TRAINING.learning_rate, "weight_decay": WEIGHT_DECAY}
-    if case.contender == optimizers.BALLAST_ADAMW:
-        return [torch.optim.AdamW(model.parameters(), **options)]
-    matrices, others = for_muon(model)
-    muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **options)
-    return [muon, torch.optim.AdamW(others, **options)]
-
-
 class PlainTraining(Training):
     """A training with optimizers that are not wrapped."""
 
@@ -250,48 +198,3 @@ class PlainTraining(Training):
 
     def close(self) -> None:
         """Do nothing: plain optimizers own nothing but memory."""
-
-
-# --- The suite codes ---
-
-
-def setting_of_codes(steps: int) -> str:
-    text = TEXTS[TRAINING.text]().digest
-    return f"{setting(TRAINING, steps, 'AdamW in bf16')}, one on each of two ranks, text {text}"
-
-
-class RankTraining(Training):
-    """A training whose ranks send codes, and share the sequences of a step."""
-
-    def __init__(self, codes: str, seed: int, steps: int):
-        plan = Plan(TRAINING, seed, steps)
-        model = plan.model(torch.bfloat16)
-        plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
-        wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], tuning=ballast.Tuning(threads=1))
-        super().__init__(plan, TEXTS[TRAINING.text](), model, [wrapped])
-
-    def batches(self, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        number = 1_000_000 * self.plan.seed + step
-        return [gpt.batch(self.text.trained, number, MICRO_STEPS, CONTEXT)]  # this rank's part
-
-    def remove(self, unfinished: Path) -> None:
-        dist.barrier()
-        if dist.get_rank() == 0:
-            shutil.rmtree(unfinished)
-
-
-def main() -> None:
-    """Train one of several ranks with codes: loss_training.py CODES SEED STEPS FOLDER. Rank 0 prints the losses, in JSON."""
-    codes, seed, steps, folder = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    training = RankTraining(codes, int(seed), int(steps))
-    losses = training.train(Path(folder))
-    if dist.get_rank() == 0:
-        print(json.dumps(losses._asdict()), flush=True)
-    training.close()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

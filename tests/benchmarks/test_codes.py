@@ -20,7 +20,7 @@ import loss_training  # noqa: E402
 import suite  # noqa: E402
 from codes import CONTEST, EXACT  # noqa: E402
 from contest import Case  # noqa: E402
-from loss_training import RankTraining  # noqa: E402
+from loss_training import Training  # noqa: E402
 from python.wrap.support.ranks import run_ranks  # noqa: E402
 
 STEPS = 20
@@ -38,22 +38,22 @@ def trained(rank: int, folder: str) -> list[loss_training.Losses]:
     words = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
     loss_training.TEXTS = {name: lambda: words for name in loss_training.TEXTS}
     losses = [train(name, Path(folder, "whole")) for name in CONTEST.contenders]
-    one_step = RankTraining.step
+    one_step = Training.step
 
-    def stop(run: RankTraining, step: int) -> None:
+    def stop(run: Training, step: int) -> None:
         if step == 12:
             raise Stopped
         one_step(run, step)
 
-    RankTraining.step = stop  # type: ignore[method-assign]
+    Training.step = stop  # type: ignore[method-assign]
     with pytest.raises(Stopped):
         train(CONTEST.contenders[-1], Path(folder, "stopped"))
-    RankTraining.step = one_step  # type: ignore[method-assign]
+    Training.step = one_step  # type: ignore[method-assign]
     return [*losses, train(CONTEST.contenders[-1], Path(folder, "stopped"))]
 
 
-def train(codes: str, folder: Path) -> loss_training.Losses:
-    training = RankTraining(codes, 0, STEPS)
+def train(name: str, folder: Path) -> loss_training.Losses:
+    training = codes.training_of(name, 0, STEPS)
     try:
         return training.train(folder)
     finally:
@@ -71,7 +71,7 @@ def test_codes_change_the_losses_little_on_both_ranks_alike(tmp_path: Path):
 
 def test_a_run_starts_both_ranks_and_takes_the_losses_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def start(what: str, ranks: int, command: Callable[[int], list], folder: Path) -> list[dict[str, Any]]:
-        assert ranks == 2 and command(1)[2:] == [EXACT, "1", "20", tmp_path / "run"]
+        assert ranks == 2 and command(1)[2:] == ["--rank", EXACT, "1", "20", tmp_path / "run"]
         return [{"curve": [[20, 2.5]], "last": 2.25}]  # the other rank prints nothing
 
     monkeypatch.setattr(suite, "run_ranks", start)

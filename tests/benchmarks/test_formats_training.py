@@ -18,8 +18,8 @@ import contest  # noqa: E402 (as all below, it needs both)
 import formats  # noqa: E402
 import loss_training  # noqa: E402
 import torch  # noqa: E402
-from formats import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant  # noqa: E402
-from loss_training import Training, in_formats  # noqa: E402
+from formats import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant, in_formats  # noqa: E402
+from loss_training import Training  # noqa: E402
 
 WORDS = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
 

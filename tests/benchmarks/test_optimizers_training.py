@@ -43,7 +43,7 @@ def whole(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, los
 
 
 def trained(optimizer: str, folder: Path) -> loss_training.Losses:
-    losses = loss_training.train_optimizer(Case(optimizer, 0), STEPS, folder)
+    losses = optimizers.train(Case(optimizer, 0), STEPS, folder)
     assert not folder.exists()
     return losses
 
@@ -79,7 +79,7 @@ def test_a_stopped_run_continues_with_the_same_losses(
 
 
 def test_optimizers_share_the_start_and_each_parameter_has_one():
-    runs = {optimizer: loss_training.with_optimizer(Case(optimizer, 1), STEPS) for optimizer in CONTEST.contenders}
+    runs = {optimizer: optimizers.training_of(Case(optimizer, 1), STEPS) for optimizer in CONTEST.contenders}
     starts = [run.validate(4) for run in runs.values()]
     assert starts == starts[:1] * len(CONTEST.contenders)
     for run in runs.values():

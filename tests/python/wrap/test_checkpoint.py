@@ -142,12 +142,17 @@ def pairs_for(to, count):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [{}, {**BF16}, {**BF16, "state_format": "compact"}, {**BF16, "state_format": "4bit"}],
+    ("kind", "taken"),  # fp32 takes all configurations, and the others take some: checkpoint_test.cpp combines all of them
+    [
+        ({}, slice(None)),
+        ({**BF16}, slice(0, None, 2)),
+        ({**BF16, "state_format": "compact"}, slice(1, None, 2)),
+        ({**BF16, "state_format": "4bit"}, slice(0, None, 2)),
+    ],
     ids=["fp32", "bf16 in split", "bf16 in compact", "bf16 in 4bit"],
 )
-def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, tmp_path):
-    configurations = everywhere(tmp_path, **kind)
+def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, taken, tmp_path):
+    configurations = everywhere(tmp_path, **kind)[taken]
     parameters = {ranks: saved_on(ranks, tmp_path, configurations) for ranks in RANKS}
     there = {
         (by, one): values_in(tmp_path / f"by-{by}" / str(one)) for by in RANKS for one in range(len(configurations))

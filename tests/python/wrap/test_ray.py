@@ -51,6 +51,7 @@ def ray_here(environment, monkeypatch):
         ray.shutdown()
 
 
+@pytest.mark.thorough  # Ray takes half a minute to start, and no part of Ballast knows it
 def test_ray_train_starts_the_same_training(ray_here, tmp_path):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
