@@ -96,9 +96,20 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def read_rows(path: Path) -> list[Any]:
+    """Return the lines of a file, which has none before it exists."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def emit(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows for the report, at once."""
     print(lines(rows), end="", flush=True)
+
+
+def status(field: str) -> int:
+    """Return the bytes in the line of this name in the kernel's status of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
 def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -159,4 +170,4 @@ def draw(rows: Sequence[Row], to: Path) -> None:
 
 
 if __name__ == "__main__":  # suite.py DETAILS FILE.svg draws what a suite has written with --details
-    draw([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()], Path(sys.argv[2]))
+    draw(read_rows(Path(sys.argv[1])), Path(sys.argv[2]))

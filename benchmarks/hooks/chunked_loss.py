@@ -7,20 +7,14 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import suite
+from suite import status
 
 WORDS, WIDTH, TOKENS, CHUNK = 152_064, 64, 4096, 128  # the vocabulary of Qwen2.5
 WARM_UP, STEPS = 2, 3
 NAME = f"loss of {WORDS:,} words in chunks, stage 3"
 OURS, PLAIN = "chunked_loss()", "cross_entropy() of all logits"
-
-
-def status(field: str) -> int:
-    """Return the bytes in the line of this name in the kernel's status of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
 def train(kind: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from contest import append, rows_of
+from contest import append
 from network import Link, Network, Site, run_ranks
 
 RANK = Path(__file__).with_name("loss_rank.py")
@@ -78,7 +78,7 @@ CASES = [LossCase(size, scheme, seed) for seed in range(SEEDS) for size in SIZES
 
 def read(path: Path) -> dict[str, dict]:
     """Return the finished trainings of a file, by case and setting."""
-    return {key(row["case"], row["setting"]): row for row in rows_of(path)}
+    return {key(row["case"], row["setting"]): row for row in suite.read_rows(path)}
 
 
 def key(case: str, setting: str) -> str:

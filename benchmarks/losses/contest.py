@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import suite
+from suite import read_rows
 
 SEEDS = (0, 1, 2)
 POINTS = 20  # points of a curve of losses
@@ -127,11 +128,6 @@ def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 # --- The file of runs, as JSON lines ---
 
 
-def rows_of(path: Path) -> list[Any]:
-    """Return the lines of a file, which has none before it exists."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -217,7 +213,7 @@ class Contest(NamedTuple):
         return tuple(Case(contender, seed) for seed in SEEDS for contender in self.contenders)
 
     def read(self, path: Path) -> Finished:
-        return {Case(row[self.differs_in], row["seed"]): row for row in rows_of(path)}
+        return {Case(row[self.differs_in], row["seed"]): row for row in read_rows(path)}
 
     def row_of(self, case: Case) -> dict[str, Any]:
         return {self.differs_in: case.contender, "seed": case.seed}

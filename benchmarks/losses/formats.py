@@ -65,7 +65,7 @@ Finished = dict[Case, dict[str, Any]]
 
 
 def read(path: Path) -> Finished:
-    return {case_of(row): row for row in contest.rows_of(path)}
+    return {case_of(row): row for row in suite.read_rows(path)}
 
 
 def case_of(row: Mapping[str, Any]) -> Case:

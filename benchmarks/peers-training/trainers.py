@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from suite import status
 from systems import ADAMW, MUON, SYSTEMS, WORKLOADS, System, Workload
 from torch.nn.parallel import DistributedDataParallel
 
@@ -255,12 +256,6 @@ class Ballast(Trainer):
 # --- The program ---
 
 
-def memory(field: str) -> int:
-    """Return the bytes in the line of this name in the kernel's status of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
 def main() -> None:
     name_of_system, name_of_workload, directory, kept = sys.argv[1:]
     system = next(each for each in SYSTEMS if each.name == name_of_system)
@@ -270,7 +265,7 @@ def main() -> None:
 
 def train(system: System, workload: Workload, directory: Path, kept: Path, count: Callable[[], dict[str, float]]) -> None:
     """Train, print what it took, and end the process. The difference of `count()` over the timed steps is printed too."""
-    imported = memory("VmRSS")
+    imported = status("VmRSS")
     import gpt
 
     output = os.fdopen(os.dup(1), "w")
@@ -300,7 +295,7 @@ def train(system: System, workload: Workload, directory: Path, kept: Path, count
         losses.append(trainer.train(batches))
         seconds.append(time.perf_counter() - begin)
     counted = {name: value - before[name] for name, value in count().items()}
-    took = {"seconds": seconds[WARM_UP:], "losses": losses, "imported_bytes": imported, "peak_bytes": memory("VmHWM")}
+    took = {"seconds": seconds[WARM_UP:], "losses": losses, "imported_bytes": imported, "peak_bytes": status("VmHWM")}
     print(json.dumps({**took, **counted}), file=output, flush=True)
     trainer.close()
     os._exit(0)  # torch's groups under DDP and DeepSpeed sometimes fail at exit, or hang

@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drawing import Drawing
+from drawing import RESULTS, Drawing  # this finds the modules of benchmarks/
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "benchmarks" / folder) for folder in ("harness", "losses")]
-import formats  # noqa: E402
-from contest import SEEDS  # noqa: E402
-from formats import REFERENCE, TASKS, VARIANTS, Case, Task, Variant  # noqa: E402
+import formats  # isort: skip
+from contest import SEEDS  # isort: skip
+from formats import REFERENCE, TASKS, VARIANTS, Case, Task, Variant  # isort: skip
 
-RECORD = ROOT / "benchmarks" / "results" / "formats.jsonl"
+RECORD = RESULTS / "formats.jsonl"
 TITLE = "A GPT of 30M parameters in each state and gradient format: the mean of three seeds, from the lowest to the highest"
 LEFT, WIDTH, BETWEEN = 84, 400, 96  # pixels
 TOP, HEIGHT, APART = 76, 230, 84

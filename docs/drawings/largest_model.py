@@ -3,17 +3,13 @@ largest-model.svg, or the named file."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from drawing import Drawing
+from drawing import RESULTS, Drawing, read_rows  # this finds the modules of benchmarks/
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path += [str(BENCHMARKS / "peers-training"), str(BENCHMARKS / "harness")]
-
-import ladder  # noqa: E402
+import ladder  # isort: skip
 
 LEFT, BARS, ROW, TOP = 330, 400, 44, 76  # pixels
 
@@ -27,8 +23,7 @@ class Rung(NamedTuple):
 
 
 def recorded() -> list[Rung]:
-    files = sorted((BENCHMARKS / "results").glob("ladder*.jsonl"))
-    cases = [json.loads(line).get("case", "") for file in files for line in file.read_text().splitlines()]
+    cases = [row.get("case", "") for file in sorted(RESULTS.glob("ladder*.jsonl")) for row in read_rows(file)]
     rungs = []
     for system in ladder.SYSTEMS:
         *_, largest = (model for model in ladder.MODELS if f"{system.name}: {model.name}" in cases)

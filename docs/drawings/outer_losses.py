@@ -3,15 +3,14 @@ recorded trainings. Write outer-losses.svg, or the named file; a second name is 
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drawing import Drawing
+from drawing import RESULTS, Drawing, read_rows
 
-RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "hosts-losses.jsonl"
+RECORD = RESULTS / "hosts-losses.jsonl"
 LEFT, WIDTH, BETWEEN = 70, 290, 66  # pixels
 TOP, HEIGHT, APART = 84, 210, 104
 TICKS = 4
@@ -86,7 +85,7 @@ def draw_panel(drawing: Drawing, corner: tuple[float, float], rows: list[Row], q
 
 
 def draw(record: Path = RECORD) -> Drawing:
-    rows = means_of_seeds([json.loads(line) for line in record.read_text().splitlines()])
+    rows = means_of_seeds(read_rows(record))
     settings = list(dict.fromkeys(str(row["setting"]) for row in rows))
     schemes = list(dict.fromkeys(map(scheme_of, rows)))
     below = TOP + len(settings) * (HEIGHT + APART)

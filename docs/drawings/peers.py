@@ -3,14 +3,12 @@ file."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from drawing import Drawing
+from drawing import RESULTS, Drawing, read_rows
 
-RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "peers-training.jsonl"
 MODEL = "303M"
 SYSTEMS = {  # the case in the record: its name in the chart
     "DDP": "DDP",
@@ -33,8 +31,7 @@ class Bar(NamedTuple):
 
 
 def recorded() -> list[Bar]:
-    lines = [json.loads(line) for line in RECORD.read_text().splitlines()[1:]]
-    values = {line["case"]: line["value"] for line in lines}
+    values = {row["case"]: row["value"] for row in read_rows(RESULTS / "peers-training.jsonl")[1:]}
     return [Bar(name, values[f"{MODEL}: {case}"], values[f"{MODEL}: {case}, memory"]) for case, name in SYSTEMS.items()]
 
 
