@@ -227,6 +227,23 @@ WeakStorage = StorageWeakRef
 users_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
 
 
+# Swaps the memory of two storages of the same size, under all tensors that use them; None in a torch before 2.13.
+swap_memory: Callable[[torch.UntypedStorage, torch.UntypedStorage], None] | None
+swap_memory = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+
+
+def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same memory, which the caller keeps, and another storage."""
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, tensor.nbytes)
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def storage_of(weak: WeakStorage) -> torch.UntypedStorage | None:
+    """Return the storage; None if nothing uses it any more."""
+    found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    return found
+
+
 is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of
 
 

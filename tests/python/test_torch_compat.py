@@ -137,6 +137,20 @@ def test_a_parameter_that_has_weak_references_leaves_the_meta_device_and_stays_t
     assert torch.equal(parameter.grad, torch.ones(3))
 
 
+def test_the_memory_of_a_storage_is_swapped_under_the_views_of_it():
+    memory = torch.arange(6.0)
+    tensor = compat.with_own_storage(memory.view(2, 3).t())
+    assert torch.equal(tensor, memory.view(2, 3).t()) and tensor.data_ptr() == memory.data_ptr()
+    weak, view = compat.WeakStorage(tensor.untyped_storage()), tensor[1:]
+    del tensor
+    storage = compat.storage_of(weak)
+    compat.swap_memory(storage, storage.clone())
+    memory.zero_()
+    assert torch.equal(view, torch.tensor([[1.0, 4.0], [2.0, 5.0]]))
+    del view, storage
+    assert compat.storage_of(weak) is None
+
+
 class Counted(torch.Tensor):
     calls = 0
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial, reduce
+from typing import Any
+from unittest import mock
 
 import ballast
 import pytest
 import torch
+from ballast.torch.parameters import unit_gather
 from python.wrap.support.ranks import run_ranks
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -154,6 +159,49 @@ class Product(torch.autograd.Function):
         return gradient, *reversed(gradients)
 
 
+class Projection(torch.autograd.Function):
+    """Saves one parameter, and backward calls a module between two uses of a view of it, which it keeps."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, weight: torch.Tensor, between: Callable[[], object], kept: list[Any] | None):
+        ctx.save_for_backward(x, weight)
+        ctx.between, ctx.kept = between, kept
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        columns = weight.t()
+        del weight
+        ctx.between()
+        if ctx.kept is not None:
+            ctx.kept.append(columns)
+        return gradient @ columns.t(), gradient.t() @ x, None, None
+
+
+class Projected(nn.Module):
+    def __init__(self, between: bool, keeps: bool) -> None:
+        super().__init__()
+        self.between, self.keeps, self.blocks = between, keeps, blocks()
+
+    def call_another(self) -> None:
+        with torch.no_grad():
+            self.blocks[2](torch.ones(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, kept = torch.tanh(self.blocks[0](x)), self.kept if self.keeps else None
+        x = torch.tanh(Projection.apply(x, self.blocks[1].weight, self.call_another if self.between else list, kept))
+        return torch.tanh(self.blocks[2](x))
+
+
+class Clones(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten.clone.default
+        return function(*args, **(kwargs or {}))
+
+
 def linears(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return reduce(nn.functional.linear, weights, x)
 
@@ -210,6 +258,31 @@ def test_parameters_keep_their_values(name):
     expected = losses(0, name, None)
     for found in run_ranks(2, losses, name, 3):
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("between, keeps", [(False, False), (True, False), (False, True), (True, True)])
+def test_a_function_gets_a_copy_of_parameters_only_if_it_uses_them_when_others_come(between, keeps, monkeypatch):
+    model = Projected(between, keeps)
+    plain = copy.deepcopy(model)
+    swap = mock.Mock(wraps=unit_gather.swap_memory)
+    monkeypatch.setattr(unit_gather, "swap_memory", swap)
+    tuning = ballast.Tuning(keep_gathered=False, units="Linear")
+    optimizers = torch.optim.SGD(plain.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+    optimizers = optimizers[0], ballast.wrap(optimizers[1], model, stage=3, tuning=tuning)
+    for step in range(3):
+        expected = plain.blocks[1].weight.detach().clone()
+        losses = []
+        for each, optimizer in zip((plain, model), optimizers):
+            each.kept = []
+            losses.append(each(torch.full((4, 8), 0.1 * step)).square().mean())
+            with Clones() as clones:
+                losses[-1].backward()
+            assert clones.count == 0
+            optimizer.step()
+            optimizer.zero_grad()
+        assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+        assert all(torch.allclose(each, expected.t(), atol=1e-6) for each in model.kept) and len(model.kept) == keeps
+        assert swap.call_count == (step + 1 if between or keeps else 0)
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -118,7 +118,7 @@ class ShardedParameters(ParameterMemory):
             if member in members
         }
         if copies_all:
-            self._gather.release_unit()
+            self._gather.hide_unit()
         for unit in units[first_in_place:]:
             self._gather.open(unit)
         for member, values in copies.items():
@@ -413,7 +413,7 @@ class SavedTensors:
         if self._thread == threading.get_ident():
             self._thread = None
         if self._gather.open_unit in self._apart:
-            self._gather.release_unit()  # a recomputation outside of calls would use its parameters without hooks
+            self._gather.hide_unit()  # a recomputation outside of calls would use its parameters without hooks
         if module is not None and self._gather.after_call is not None and (tell := self._gather.after_call()) is not None:
             tell()
 
@@ -470,18 +470,18 @@ class SavedTensors:
             gather.open(unit)
             if saved.updates != gather.updates or unit in gather.full:
                 gather.require_unchanged(unit, number, saved.updates)
+            # Backward with a graph, or of a torch.autograd.Function, saves the values without these hooks, or keeps them.
+            lends = unit in apart or (torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key))
             values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
             if saved.cast is not None:
                 values = values.to(saved.cast) if unit in gather.full else gather.now.cast_of(number, saved.cast)
-            if not saved.is_whole:
-                values = values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
-            # Backward with a graph saves the values outside of calls, without these hooks.
-            makes_graph = torch.is_grad_enabled() and not _knows(top_saved_tensor_hooks(), gather.key)
-            if saved.cast is None and (makes_graph or unit in apart):
-                values = values.clone()
+            elif lends:
+                values = values.clone() if unit in gather.full else gather.lend(number)
             if unit in apart:  # a recomputation would use the others of the unit without hooks
-                gather.release_unit()
-            return values
+                gather.hide_unit()
+            if saved.is_whole:
+                return values
+            return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
 
         hooks: SavedTensorHooks = (pack, unpack)
         if recomputes := outer is not None and getattr(outer[0], _RECOMPUTES, packs_for_checkpointing(outer[0])):

@@ -13,7 +13,16 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from ballast import _core
-from ballast._torch_compat import references_to, storage_address, users_of_storage, without_modes
+from ballast._torch_compat import (
+    WeakStorage,
+    references_to,
+    storage_address,
+    storage_of,
+    swap_memory,
+    users_of_storage,
+    with_own_storage,
+    without_modes,
+)
 from ballast.checks import fail, refuse_order
 from ballast.errors import UsageError
 from ballast.torch.gpu import in_stream, require_stream
@@ -223,6 +232,8 @@ class UnitGather:
         self.open_unit: int | None = None
         # Whether the open unit has the parameters that ranks keep, although gathers are encoded; None: it is being closed.
         self._is_exact: bool | None = None
+        self._is_hidden = False  # whether the open unit's parameters are sharded in the eyes of torch
+        self._lent: list[WeakStorage] = []  # storages of lend() in the open unit's memory
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.lifecycle = Lifecycle.OPEN
         self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
@@ -259,6 +270,10 @@ class UnitGather:
             require_stream(self._gpu, self._stream)
         exact = exact and self._gathers_codes
         if self.open_unit == unit and self._is_exact == exact:
+            if self._is_hidden:
+                self._is_exact = None  # an interrupt may arrive before it is shown
+                self._show(unit)
+                self._is_exact = exact
             return
         self.require_there(self.units[unit].members[0])
         if self.before_gather is not None and (tell := self.before_gather()) is not None:
@@ -278,13 +293,17 @@ class UnitGather:
                 with torch.inference_mode(False), without_modes():
                     self.now = self.now.with_copies(self._copied[unit])
             self.open_unit, self._is_exact = unit, exact
-            for each, view in zip(self._unit_managed[unit], self.now.tensors):
-                each.gather(view)
+            self._show(unit)
             self.casts.fill(unit, self.now.tensors)
         except BaseException as error:
             self._abandon_opening()
             name_different_uses(error)
             raise
+
+    def _show(self, unit: int) -> None:
+        self._is_hidden = False
+        for each, view in zip(self._unit_managed[unit], self.now.tensors):
+            each.gather(view)
 
     def _abandon_opening(self) -> None:
         """Release the unit that was not opened to the end, if the core has acquired it."""
@@ -354,12 +373,9 @@ class UnitGather:
                 self.core.release()  # an interrupt may have left a unit acquired
             return written
         unit, self._is_exact = self.open_unit, None  # an interrupt may arrive before it is closed
-        changed = []
-        for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
-            if (values := each.reshard(nothing, address)) is not None:
-                changed.append((each, values))
-        if changed:
-            written += self._written(changed)
+        written += self._hide(unit)
+        if self._lent:
+            self._move_lent()
         if self._warns:
             self.now.warn_of_views(self._warned)
         self.now.casts.clear()
@@ -367,6 +383,44 @@ class UnitGather:
         self.core.release()
         self.open_unit, self.now = None, NO_VIEWS
         return written
+
+    def hide_unit(self) -> None:
+        """Let torch see nothing of the open unit, if there is one. Its memory stays as it is until another unit is opened."""
+        if self.open_unit is None:
+            return
+        exact, self._is_exact = self._is_exact, None
+        written = self._hide(self.open_unit)
+        self._is_exact = exact
+        if written:
+            refuse_lost_writes(written)
+
+    def _hide(self, unit: int) -> list[str]:
+        """Shard the parameters of the open unit in the eyes of torch, and return the names of those that were written to."""
+        if self._is_hidden:
+            return []
+        changed = []
+        for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
+            if (values := each.reshard(nothing, address)) is not None:
+                changed.append((each, values))
+        self._is_hidden = True
+        return self._written(changed)
+
+    def lend(self, number: int) -> torch.Tensor:
+        """Return values of a member of the open unit that stay as they are. They are copied only if the unit is released
+        while a tensor still has their memory."""
+        with torch.inference_mode(False), without_modes():
+            if swap_memory is None:
+                return self.now.tensors[number].clone()
+            lent = with_own_storage(self.now.tensors[number])
+        self._lent.append(WeakStorage(lent.untyped_storage()))
+        return lent
+
+    def _move_lent(self) -> None:
+        lent, self._lent = self._lent, []
+        for storage in map(storage_of, lent):
+            if storage is not None:
+                with without_modes():
+                    swap_memory(storage, storage.clone())
 
     def copy_of_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the same view of a copy if a tensor is a view of a member in the open unit's memory; None if it is not."""
