@@ -572,7 +572,9 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     from ballast.torch.parameters.managed_parameter import by_owner, grouped, owner_of
 
     given = what.parameters() if isinstance(what, torch.nn.Module) else what
-    wanted = [given] if isinstance(given, torch.nn.Parameter) else [*given]
+    wanted = [given] if isinstance(given, torch.nn.Parameter) or not isinstance(given, Iterable) else [*given]
+    if strange := [each for each in wanted if not isinstance(each, torch.Tensor)]:
+        refuse(f"cannot gather {strange[0]!r}", needed="a module, a parameter, or several parameters")
     for owner, _ in by_owner(wanted):
         owner.begin()  # it partitions other parameters, too
     with ExitStack() as stack:

@@ -160,6 +160,16 @@ class WrappedOptimizer(Optimizer):
                 where=f'state_dict["state"][{unknown[0]!r}]',
                 needed="state of the parameters in param_groups",
             )
+        names = {name for _, name in self._ballast.names_of_moments()}
+        for number, values in loaded["state"].items():
+            if values and (missing := sorted(names - {*values})):
+                refuse(
+                    f"cannot load a state_dict(): it has no {missing[0]} of a parameter",
+                    where=f'state_dict["state"][{number!r}]',
+                    needed=", ".join(sorted(names)),
+                    available=", ".join(map(str, values)),
+                    remedy="Leave out all of the parameter's state, and it begins anew.",
+                )
 
     def exchange(self) -> None:
         """Exchange all parameters with the other hosts now, as at the end of a training. All ranks of all hosts call it

@@ -425,3 +425,23 @@ def test_torch_func_transforms_a_model(stage, name):
         is_refused = stage == 3 and name not in ("jvp", "vmap")
         with pytest.raises(RuntimeError, match="saved tensor hooks") if is_refused else nullcontext():
             torch.testing.assert_close(transformed(), expected)
+
+
+def test_a_graph_of_parameters_from_before_the_first_forward_pass_is_refused():
+    model = Field(in_forward=False)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    penalty = torch.stack([each.square().sum() for each in model.parameters()]).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (model(batch())[0].sum() + penalty).backward()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_gathered_model_is_exported(stage):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    with ballast.gather(model):
+        exported = torch.export.export(model, (torch.ones(2, 4),)).module()
+        assert torch.equal(exported(torch.ones(2, 4)), model(torch.ones(2, 4)))

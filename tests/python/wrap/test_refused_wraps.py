@@ -1,6 +1,7 @@
 """Tests that a refused ballast.wrap() changes neither the optimizer nor the model, and can be repeated."""
 
 import atexit
+import copy
 
 import ballast
 import pytest
@@ -205,3 +206,35 @@ def test_a_refused_wrap_leaves_nothing(kind, at_exit, tmp_path, patch):
     assert optimizer.steps == 1
     optimizer.close()
     del refused
+
+
+class Phases(torch.nn.Module):
+    """Multiplies by complex numbers, which are kept as pairs of real ones if `as_real`."""
+
+    def __init__(self, as_real: bool) -> None:
+        super().__init__()
+        self.as_real, self.first = as_real, torch.nn.Linear(4, 4)
+        phases = torch.ones(4, dtype=torch.complex64)
+        self.phases = torch.nn.Parameter(torch.view_as_real(phases).clone() if as_real else phases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) * (torch.view_as_complex(self.phases) if self.as_real else self.phases)).abs()
+
+
+def test_the_remedy_for_a_complex_parameter_helps():
+    with pytest.raises(ballast.UsageError, match=r"B1005 [^$]*complex64[^$]*phases[^$]*view_as_real[^$]*view_as_complex"):
+        ballast.wrap(torch.optim.SGD((model := Phases(False)).parameters(), lr=0.1), model, stage=3)
+    model = Phases(True)
+    plain = copy.deepcopy(model)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    for each, its in ((model, optimizer), (plain, torch.optim.SGD(plain.parameters(), lr=0.1))):
+        each(torch.ones(2, 4)).sum().backward()
+        its.step()
+    with ballast.gather(model):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize("what", [1, [1], None, ["weight"]])
+def test_only_parameters_are_gathered(what):
+    with pytest.raises(ballast.UsageError, match="B1001 cannot gather [^$]*a module, a parameter"), ballast.gather(what):
+        pass

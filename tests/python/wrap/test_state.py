@@ -353,3 +353,14 @@ def test_a_state_dict_is_not_loaded_between_a_backward_pass_and_its_step(options
     run.model.zero_grad()
     run.optimizer.load_state_dict(loaded)
     assert run.optimizer.steps == 1
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_state_without_a_moment_is_refused(stage):
+    ours, plain = Loop().run(stage=stage), Loop().run()
+    state = plain.optimizer.state_dict()
+    del state["state"][1]["exp_avg_sq"]
+    with pytest.raises(ballast.UsageError, match=r"B1001 [^$]*no exp_avg_sq[^$]*\[\"state\"\]\[1\]"):
+        ours.optimizer.load_state_dict(state)
+    state["state"][1] = {}
+    ours.optimizer.load_state_dict(state)

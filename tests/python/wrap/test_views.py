@@ -11,6 +11,7 @@ from unittest import mock
 import ballast
 import pytest
 import torch
+from ballast.torch.calls import sharded_parameters
 from ballast.torch.parameters import unit_gather
 from python.wrap.support.ranks import run_ranks
 from torch import nn
@@ -232,8 +233,17 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def losses(rank: int, name: str, stage: int | None) -> list[float]:
+def losses(rank: int, name: str, stage: int | None, most_copied: int = sharded_parameters.MOST_COPIED) -> list[float]:
     """Train on the same batches on all ranks; without a stage in plain torch."""
+    with mock.patch.object(sharded_parameters, "MOST_COPIED", most_copied):
+        return trained(name, stage)
+
+
+def of_small_and_large(rank: int, name: str) -> list[list[float]]:
+    return [losses(rank, name, 3, most_copied) for most_copied in (sharded_parameters.MOST_COPIED, 0)]
+
+
+def trained(name: str, stage: int | None) -> list[float]:
     torch.manual_seed(0)
     model = MODELS[name]()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -256,8 +266,9 @@ def losses(rank: int, name: str, stage: int | None) -> list[float]:
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_keep_their_values(name):
     expected = losses(0, name, None)
-    for found in run_ranks(2, losses, name, 3):
-        assert found == pytest.approx(expected, rel=1e-6)
+    for every in run_ranks(2, of_small_and_large, name):
+        for found in every:
+            assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("between, keeps", [(False, False), (True, False), (False, True), (True, True)])
@@ -319,7 +330,7 @@ def test_a_graph_keeps_places_of_copies():
 
 @pytest.mark.parametrize("most_copied", [0, 1 << 20])
 def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog, monkeypatch, most_copied):
-    monkeypatch.setattr("ballast.torch.calls.sharded_parameters.MOST_COPIED", most_copied)
+    monkeypatch.setattr(sharded_parameters, "MOST_COPIED", most_copied)
     model = Queries()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     for _ in range(2):
@@ -328,7 +339,48 @@ def test_a_view_of_a_large_parameter_that_outlives_its_module_is_reported(caplog
         optimizer.zero_grad()
     said = [record.message for record in caplog.records if "a view of" in record.message]
     assert len(said) == int(most_copied == 0)
-    assert all("parameter queries.weight" in line for line in said)
+    assert all("parameter queries.weight" in line and "has a copy" in line for line in said)
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a view of a parameter without save_for_backward()."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.columns = weight.t()
+        return x @ ctx.columns
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient @ ctx.columns.t(), None
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_the_warning_of_a_view_names_functions_and_checkpoints(is_checkpointed, caplog, monkeypatch):
+    monkeypatch.setattr(sharded_parameters, "MOST_COPIED", 0)
+    model = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    plain = copy.deepcopy(model)
+
+    def loss_of(blocks: nn.ModuleList) -> torch.Tensor:
+        x, weight = blocks[0](torch.ones(4, 8)), blocks[1].weight
+        if is_checkpointed:
+            columns = weight.t()
+            x = checkpoint(lambda x: x @ columns, x, use_reentrant=False)
+        else:
+            x = Kept.apply(x, weight)
+        return blocks[2](torch.tanh(x)).sum()
+
+    model.forward, plain.forward = partial(loss_of, model), partial(loss_of, plain)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    others = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        for each, its in ((model, optimizer), (plain, others)):
+            each().backward()
+            its.step()
+            its.zero_grad()
+    assert model().item() == pytest.approx(plain().item(), rel=1e-6)
+    [said] = [record.message for record in caplog.records if "a view of" in record.message]
+    assert all(word in said for word in ("parameter 1.weight", "ctx.save_for_backward()", "checkpointed"))
 
 
 def test_a_write_to_a_view_outside_of_its_module_is_refused():

@@ -441,9 +441,12 @@ class SavedTensors:
             return None if place is None or place.unit in gather.full else place  # a block may write to full parameters
 
         def pack(tensor: torch.Tensor) -> Any:
-            if tensor.layout is not torch.strided:  # a sparse one has no address
+            try:
+                address = tensor.data_ptr()  # opens the unit of a parameter that a torch.autograd.Function saves
+            except RuntimeError:  # it has no memory: it is sparse, or torch.export() uses it
+                if id(tensor) in members:
+                    raise
                 return tensor if outer is None else outer[0](tensor)
-            address = tensor.data_ptr()  # opens the unit of a parameter that a torch.autograd.Function saves
             views = gather.now
             if views.begin <= address < views.end:
                 place = views.place_of(tensor, address, gather.updates)
@@ -479,9 +482,8 @@ class SavedTensors:
                 values = values.clone() if unit in gather.full else gather.lend(number)
             if unit in apart:  # a recomputation would use the others of the unit without hooks
                 gather.hide_unit()
-            if saved.is_whole:
-                return values
-            return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+            strided = saved.size, saved.stride, values.storage_offset() + saved.offset
+            return values if saved.is_whole else values.as_strided(*strided)
 
         hooks: SavedTensorHooks = (pack, unpack)
         if recomputes := outer is not None and getattr(outer[0], _RECOMPUTES, packs_for_checkpointing(outer[0])):

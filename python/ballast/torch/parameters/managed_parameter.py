@@ -213,6 +213,9 @@ class ManagedParameter:
         """Become SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
         self._enter(ParameterState.SHARDED)
         self.unit = unit
+        with without_torch_function():
+            if not self.parameter.is_inference():  # torch refuses backward of a graph of before, which would use `nothing`
+                torch.autograd.graph.increment_version(self.parameter)
         self._take_from_torch(owner, nothing)
 
     def gather(self, values: torch.Tensor, *, is_copy: bool = False) -> None:

@@ -122,17 +122,13 @@ class GatheredViews:
             cast = self.casts[member, dtype] = self.tensors[member].to(dtype)
         return cast
 
-    def warn_of_views(self, warned: set[UnitParameter]) -> None:
-        """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
-        It is no error, because they may be unused. Each parameter is named once."""
-        for member, storage, users in self._users:
-            if users_of_storage(storage) > users and member not in warned:
-                warned.add(member)
-                log.warning(
-                    "a view of parameter %s is still there after its module was released: from now on it shows the values of "
-                    "other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
-                    member.name,
-                )
+    def outlived(self) -> list[tuple[UnitParameter, torch.UntypedStorage]]:
+        """Return the members whose memory other tensors than these views have, with the storages of these tensors."""
+        return [
+            (member, self.tensors[member.tensor].untyped_storage())
+            for member, storage, users in self._users
+            if users_of_storage(storage) > users
+        ]
 
 
 NO_VIEWS = GatheredViews(None, (), ())
@@ -376,8 +372,8 @@ class UnitGather:
         written += self._hide(unit)
         if self._lent:
             self._move_lent()
-        if self._warns:
-            self.now.warn_of_views(self._warned)
+        if outlived := self.now.outlived():
+            self._keep_views(unit, outlived)
         self.now.casts.clear()
         self.casts.empty(unit)
         self.core.release()
@@ -416,11 +412,28 @@ class UnitGather:
         return lent
 
     def _move_lent(self) -> None:
-        lent, self._lent = self._lent, []
-        for storage in map(storage_of, lent):
-            if storage is not None:
-                with without_modes():
-                    swap_memory(storage, storage.clone())
+        while self._lent:  # an interrupt may arrive
+            if (storage := storage_of(self._lent[-1])) is not None:
+                move(storage)
+            self._lent.pop()
+
+    def _keep_views(self, unit: int, outlived: Iterable[tuple[UnitParameter, torch.UntypedStorage]]) -> None:
+        """Give views that outlive the release of their parameter memory of their own, and warn of them: in a torch that cannot,
+        they show the values of other units from then on. It is no error, because they may be unused. Each parameter is named
+        once."""
+        for member, storage in outlived:
+            if swap_memory is not None:
+                move(storage)
+                self._views = {key: views for key, views in self._views.items() if key[0] != unit}
+            if self._warns and member not in self._warned:
+                self._warned.add(member)
+                log.warning(
+                    "a view of parameter %s is still there after its module was released: from now on it %s. Take it from the "
+                    "parameter (weight.t()) where it is used, and drop it after that. If a torch.autograd.Function or a "
+                    "checkpointed function keeps it: use ctx.save_for_backward(), or give it to the function as an argument.",
+                    member.name,
+                    "shows the values of other modules" if swap_memory is None else "has a copy of the values",
+                )
 
     def copy_of_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the same view of a copy if a tensor is a view of a member in the open unit's memory; None if it is not."""
@@ -551,6 +564,13 @@ class UnitGather:
         self.casts.forget()
         self._views, self.now = {}, NO_VIEWS
         del self.core
+
+
+def move(storage: torch.UntypedStorage) -> None:
+    """Give the tensors of a storage memory of their own, with the same values."""
+    assert swap_memory is not None
+    with without_modes():
+        swap_memory(storage, storage.clone())
 
 
 def refuse_backward(member: UnitParameter, changed: str, needed: str) -> NoReturn:

@@ -228,6 +228,8 @@ def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -
     if trained and parameter.dtype not in DTYPES:
         problem = f"it holds {parameter.dtype}"
         remedy = "Cast the model: model.float(). Or train the parameter with another optimizer, which is not wrapped."
+        if parameter.is_complex():
+            remedy = "Make a parameter of torch.view_as_real() of it, and use torch.view_as_complex() of that parameter."
     elif parameter.layout != torch.strided:
         problem = f"its layout is {parameter.layout}"
     elif parameter.device.type not in ("cpu", GPU):
