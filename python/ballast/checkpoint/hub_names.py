@@ -65,7 +65,8 @@ class ConvertedTensor(StoredTensor):
     """A tensor of the model that is made of others where it is read: one expert at a time, or all of it."""
 
     def __init__(self, sources: Sources, name: str, like: torch.Tensor, latest: Latest):
-        super().__init__(like.dtype, tuple(like.shape), f"{sources.stored[0][2].where}, from {sources.stored[0][0]} and others")
+        first, _, stored = sources.stored[0]
+        super().__init__(like.dtype, tuple(like.shape), f"{stored.where}, from {first} and others", stored.source)
         self._sources, self._name, self._latest = sources, name, latest
 
     def read(self, first: int, count: int, into: int) -> None:

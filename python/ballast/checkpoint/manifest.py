@@ -173,6 +173,11 @@ def parse(directory: Path, text: bytes, indexes: Sequence[bytes] = ()) -> Checkp
     return checkpoint_of(_core.parse_checkpoint(str(directory), text, texts), str(directory / MANIFEST))
 
 
+def outlined(text: bytes, where: str) -> Checkpoint:
+    """Return the checkpoint of this manifest, without the pieces of its tensors."""
+    return checkpoint_of(_core.parse_manifest(text, where), where)
+
+
 def checkpoint_of(found: _core.SavedCheckpoint, where: str) -> Checkpoint:
     optimizers = found.optimizers
     return Checkpoint(

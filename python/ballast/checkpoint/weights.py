@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -16,13 +16,15 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.loading import read_together, use_current
-from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Reader, parameters_of
+from ballast.checkpoint.loading import Place, read_together, use_current
+from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Reader, outlined, parameters_of
 from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
-from ballast.checkpoint.tensors import read_state
+from ballast.checkpoint.tensors import LOADING, read_state
 from ballast.checks import fail, refuse
+from ballast.ranks import Agreement, Group
 from ballast.torch.memory import tensor_at
+from ballast.torch.parameters.deferred_init import read_later
 from ballast.torch.parameters.deferred_parameters import begin_with_file, device_of, replace_buffers, require_expected
 from ballast.torch.parameters.managed_parameter import by_owner, is_on_meta
 from ballast.torch.parameters.stored_tensors import Files, StoredTensor, stored_part, tensors_in
@@ -43,33 +45,52 @@ class Weights:
     trained_only: bool = False  # frozen parameters and buffers are not in it
 
 
+class CheckpointSource:
+    """A checkpoint of Ballast, and what reads it. With a manifest, its tensors have no pieces until the indexes are read: by
+    all ranks together in wrap(), or by this rank alone when it reads a value before."""
+
+    def __init__(self, checkpoint: Checkpoint, place: Place | None = None, manifest: bytes = b""):
+        self.checkpoint, self._place, self.manifest = checkpoint, place, manifest
+        self.where = str(Path(checkpoint.files[0]).parent) if place is None else str(place.path)
+
+    def read_together(self, group: Group) -> None:
+        assert self._place is not None
+        self.checkpoint = read_together(self._place, self.manifest, Agreement(group, LOADING))
+        self.manifest = b""
+
+    @cached_property
+    def reader(self) -> Reader:
+        if self._place is not None and self.manifest:
+            indexes = self._place.read_indexes(self.manifest, 0, 1)
+            self.checkpoint, self.manifest = self._place.parse(self.manifest, indexes, 0), b""
+        return self.checkpoint.reader()
+
+
 class CheckpointTensor(StoredTensor):
     """A parameter or a buffer in a checkpoint of Ballast, or a moment in fp32. Each chunk is read as a whole, and compared with
-    its checksum. `reader` is shared by the tensors of a checkpoint."""
+    its checksum."""
 
-    def __init__(
-        self, name: str, checkpoint: Checkpoint, reader: Reader, dtype: torch.dtype | None = None, kind: str = "parameter"
-    ):
-        entry = checkpoint.tensors[name]
+    def __init__(self, name: str, source: CheckpointSource, dtype: torch.dtype | None = None, kind: str = "parameter"):
+        entry = source.checkpoint.tensors[name]
         own: torch.dtype = getattr(torch, entry.dtype)
-        super().__init__(own if dtype is None else dtype, tuple(entry.shape), str(Path(checkpoint.files[0]).parent))
-        self._name, self._entry, self._checkpoint, self._reader = name, entry, checkpoint, reader
+        super().__init__(own if dtype is None else dtype, tuple(entry.shape), source.where, source)
+        self._name, self._role, self._checkpoint = name, entry.role, source
         self._kind = kind  # or "momentum" or "variance"
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
         """Return the tensor in another format; in fp32 with the bits of a trained parameter's master."""
-        if self._entry.role == "trained" and dtype is torch.float32:
-            return CheckpointTensor(self._name, self._checkpoint, self._reader, dtype)
+        if self._role == "trained" and dtype is torch.float32:
+            return CheckpointTensor(self._name, self._checkpoint, dtype)
         return super().in_format(dtype)
 
     def read(self, first: int, count: int, into: int) -> None:
-        self._checkpoint.fetch(self._entry.pieces_of(first, count))
-        if self._entry.kind is None:
-            self._reader.copy_elements(self._name, self._entry, (first, count), into)
+        reader, checkpoint = self._checkpoint.reader, self._checkpoint.checkpoint
+        entry = checkpoint.tensors[self._name]
+        checkpoint.fetch(entry.pieces_of(first, count))
+        if entry.kind is None:
+            reader.copy_elements(self._name, entry, (first, count), into)
         else:
-            read_state(
-                partial(self._reader.copy, self._name, self._entry), self._kind, first, tensor_at(into, count, self.dtype)
-            )
+            read_state(partial(reader.copy, self._name, entry), self._kind, first, tensor_at(into, count, self.dtype))
 
 
 def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
@@ -79,8 +100,8 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     path = Path(files) if isinstance(files, (str, os.PathLike)) and not is_remote else None
     kind = kind_of(path) if path is not None else ""
     if is_remote or kind in ("ballast", "run"):
-        checkpoint = recorded(path) if path is not None and kind == "run" else _current(files, path, model)
-        return Weights(_tensors_of(checkpoint), trained_only=bool(checkpoint.converted_from))
+        origin = CheckpointSource(recorded(path)) if path and kind == "run" else _current(files, path, model)
+        return Weights(_tensors_of(origin), trained_only=bool(origin.checkpoint.converted_from))
     if path is None or kind in ("", "safetensors"):
         return Weights(tensors_in(files), has_masters=False)
     names = None
@@ -93,26 +114,28 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
     return Weights(found, has_masters=source.has_masters, trained_only=source.trained_only)
 
 
-def _current(files: Files, path: Path | None, model: torch.nn.Module | None) -> Checkpoint:
-    """Return the checkpoint in a directory or at an address. The ranks that keep a model's parameters read it together."""
+def _current(files: Files, path: Path | None, model: torch.nn.Module | None) -> CheckpointSource:
+    """Return the checkpoint in a directory or at an address. The ranks that keep a model's parameters read it together;
+    those of a deferred model do so later."""
     place: RemoteCheckpoint | LocalCheckpoint
     place = RemoteCheckpoint(newest(Remote(str(files)))) if path is None else LocalCheckpoint(path)
-    owned = [] if model is None else by_owner(model.parameters())
-    return use_current(place, owned[0][0].group, partial(read_together, place)) if owned else place.read()
+    parameters = [] if model is None else [*model.parameters()]
+    if owned := by_owner(parameters):
+        return CheckpointSource(use_current(place, owned[0][0].group, partial(read_together, place)))
+    if any(map(is_on_meta, parameters)):
+        text = place.read_text()
+        return CheckpointSource(outlined(text, str(place.path)), place, text)
+    return CheckpointSource(place.read())
 
 
-def _tensors_of(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    reader = checkpoint.reader()
-    return {
-        name: CheckpointTensor(name, checkpoint, reader)
-        for name, entry in checkpoint.tensors.items()
-        if entry.role in (*PARAMETERS, "buffer")
-    }
+def _tensors_of(source: CheckpointSource) -> dict[str, StoredTensor]:
+    tensors = source.checkpoint.tensors.items()
+    return {name: CheckpointTensor(name, source) for name, entry in tensors if entry.role in (*PARAMETERS, "buffer")}
 
 
 def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
     """Return what the optimizer keeps in a checkpoint of Ballast, by parameter and by torch's name. Reads no values."""
-    reader = checkpoint.reader()
+    source = CheckpointSource(checkpoint)
     moments = {name: saved.moments for saved in checkpoint.optimizers for name in parameters_of(saved)}
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, entry in checkpoint.tensors.items():
@@ -120,9 +143,9 @@ def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
         if entry.kind is not None:
             for kind, torch_name in moments.get(name, {}).items():
                 if getattr(entry.kind, kind):
-                    found.setdefault(name, {})[torch_name] = CheckpointTensor(name, checkpoint, reader, torch.float32, kind)
+                    found.setdefault(name, {})[torch_name] = CheckpointTensor(name, source, torch.float32, kind)
         elif colon and entry.role not in (*PARAMETERS, "buffer"):
-            found.setdefault(parameter, {})[key] = CheckpointTensor(name, checkpoint, reader)
+            found.setdefault(parameter, {})[key] = CheckpointTensor(name, source)
     return found
 
 
@@ -143,7 +166,7 @@ def restore(model: torch.nn.Module, files: Files) -> None:
         owner.write({parameter: parameters.pop(parameter) for parameter in owned})
     with torch.no_grad(), without_modes():  # it may be called inside of a block of deferred()
         for parameter, each in parameters.items():
-            if is_on_meta(parameter):
+            if is_on_meta(parameter) or each.is_late and type(parameter) is torch.nn.Parameter:
                 begin_with_file(parameter, each)
             else:
                 local_tensor(parameter).copy_(each.read_all())
@@ -234,6 +257,8 @@ def restore_buffers(model: torch.nn.Module, stored: Mapping[int, StoredTensor]) 
     def restored(buffer: torch.Tensor) -> torch.Tensor | None:
         if id(buffer) not in stored:
             return None
+        if stored[id(buffer)].is_late:
+            return read_later(stored[id(buffer)], device_of(buffer))
         values = stored[id(buffer)].read_all()
         if is_on_meta(buffer):
             return values.to(device_of(buffer))

@@ -29,9 +29,12 @@ class WithBuffers(torch.nn.Module):
         return rows
 
 
-def training() -> tuple[torch.nn.Module, ballast.WrappedOptimizer]:
+def training(weights: str = "") -> tuple[torch.nn.Module, ballast.WrappedOptimizer]:
     torch.manual_seed(0)
-    model = WithBuffers()
+    with ballast.deferred():
+        model = WithBuffers()
+    if weights:
+        ballast.load(model, weights)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
@@ -54,6 +57,10 @@ def load_weights(rank: int, folder: str) -> int:
     return optimizer.steps
 
 
+def load_weights_first(rank: int, folder: str) -> int:
+    return training(folder)[1].steps
+
+
 def counts_of(load: object, folder: Path, ranks: int) -> tuple[int, int]:
     """Return the opens of ranks that load the checkpoint of as many ranks, and of three quarters of them."""
     run_ranks(ranks, save, str(folder))
@@ -65,7 +72,7 @@ def counts_of(load: object, folder: Path, ranks: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("load", [load_training, load_weights])
+@pytest.mark.parametrize("load", [load_training, load_weights, load_weights_first])
 def test_the_files_that_ranks_open_grow_as_their_number_does(load, tmp_path):
     few, many = (counts_of(load, tmp_path / str(ranks), ranks) for ranks in (FEW, MANY))
     for one, other in zip(few, many, strict=True):

@@ -16,6 +16,7 @@ from ballast._torch_compat import (
     COPY_AS,
     TorchDispatchMode,
     arguments_of,
+    swap_tensors_in_place,
     tree_leaves,
     tree_map,
     without_modes,
@@ -323,9 +324,12 @@ _FOLLOWING: dict[type[torch.Tensor], type[torch.Tensor]] = {
 
 
 def defer_values(parameter: torch.nn.Parameter, values: torch.Tensor) -> None:
-    """Let a parameter on the meta device have the values of a deferred tensor."""
+    """Let a parameter have the values of a deferred tensor."""
     with without_torch_function():
-        parameter.data = values
+        if is_on_meta(parameter):
+            parameter.data = values
+        else:
+            swap_tensors_in_place(parameter, torch.nn.Parameter(values, parameter.requires_grad))
     _follow(parameter)
 
 

@@ -3,6 +3,7 @@ keeps it."""
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
@@ -11,7 +12,7 @@ import torch
 
 from ballast._torch_compat import swap_tensors_in_place, without_torch_function
 from ballast.checks import refuse, refuse_order
-from ballast.ranks import Group
+from ballast.ranks import Group, from_all_ranks
 from ballast.torch.gpu import current_device
 from ballast.torch.memory import return_freed_memory, tensor_at
 from ballast.torch.parameters.deferred_init import (
@@ -229,7 +230,9 @@ def defer(
         return
     model = required(model, "wrap parameters on the meta device without a model")
     if group.size > 1:
-        agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))])
+        tensors = [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))]
+        agree_on_recordings(group, tensors)
+        read_together(group, tensors)
     replace_buffers(model, lambda each: values_of(each) if history_of(each) is not None else None)  # they are not partitioned
     for parameter in deferred.values():
         _leave_meta_device(parameter, owner)
@@ -298,6 +301,8 @@ def make_unpartitioned(
 
 def device_of(deferred: torch.Tensor) -> torch.device:
     """Return the device of the future values: as it was requested, else the current GPU if there is one."""
+    if not is_on_meta(deferred):
+        return deferred.device
     history = history_of(deferred)
     return current_device() if history is None else history.device
 
@@ -317,6 +322,17 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
     group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
     for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):
         mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
+
+
+def read_together(group: Group, tensors: Iterable[torch.Tensor]) -> None:
+    """Let one rank read each index of the checkpoints in which these tensors are, and tell the others. If ranks have loaded
+    different checkpoints, each reads all of its indexes. All ranks call it together."""
+    stored = [stored_of(each) for each in tensors if history_of(each) is not None]
+    late = [each.source for each in stored if each is not None and each.source is not None and each.is_late]
+    sources = {hashlib.sha256(each.manifest).digest(): each for each in late}
+    if from_all_ranks(group, [*sources]) == [[*sources]] * group.size:
+        for source in sources.values():
+            source.read_together(group)
 
 
 class InitialValueReader:

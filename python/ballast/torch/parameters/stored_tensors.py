@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from glob import glob
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ballast import _core
 from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import fail_malformed
+from ballast.ranks import Group
 from ballast.safetensors_format import DTYPES, INDEX, SINGLE, SUFFIX
 from ballast.torch.memory import bytes_at, tensor_at
 from ballast.torch.parts import Part, part_of
@@ -25,13 +26,26 @@ from ballast.torch.parts import Part, part_of
 Found = TypeVar("Found")
 
 
+class Source(Protocol):
+    """A checkpoint whose indexes are read late, because a file system does not carry N^2 opens for N ranks."""
+
+    manifest: bytes  # empty when the indexes were read
+
+    def read_together(self, group: Group) -> None: ...
+
+
 class StoredTensor(ABC):
     """Reads a tensor piece by piece, into memory that is already there."""
 
-    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], where: str):
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], where: str, source: Source | None = None):
         self.dtype = dtype
         self.shape = shape
         self.where = where  # the file or the directory, for messages
+        self.source = source
+
+    @property
+    def is_late(self) -> bool:
+        return self.source is not None and self.source.manifest != b""
 
     @property
     def elements(self) -> int:
@@ -77,7 +91,7 @@ class CastTensor(StoredTensor):
     """A stored tensor whose values are rounded to another format when they are read."""
 
     def __init__(self, stored: StoredTensor, dtype: torch.dtype):
-        super().__init__(dtype, stored.shape, stored.where)
+        super().__init__(dtype, stored.shape, stored.where, stored.source)
         self._stored = stored
 
     def read(self, first: int, count: int, into: int) -> None:
@@ -89,7 +103,7 @@ class PartOfTensor(StoredTensor):
     """The part of a stored tensor that a parameter is."""
 
     def __init__(self, stored: StoredTensor, part: Part):
-        super().__init__(stored.dtype, part.local_shape, stored.where)
+        super().__init__(stored.dtype, part.local_shape, stored.where, stored.source)
         self._stored, self._part = stored, part
 
     def in_format(self, dtype: torch.dtype) -> StoredTensor:
