@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -107,12 +108,17 @@ def tell_of_own_values(rank: int, ranks: int, model: torch.nn.Module | None) -> 
     normalizing = [each for each in model.modules() if isinstance(each, AVERAGING) and each.running_mean is not None]
     if normalizing:
         counts = Counter(type(each).__name__ for each in normalizing)
-        log.warning(
-            "each rank averages the statistics of its own batches in %s, and ballast.save() keeps rank 0's; "
-            "torch.nn.SyncBatchNorm.convert_sync_batchnorm() averages over all ranks, or send rank 0's buffers with "
-            "torch.distributed.broadcast() before an evaluation",
-            ", ".join(f"{count} {name}" for name, count in sorted(counts.items())),
-        )
+        _warn_of_averages(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+
+
+@cache  # a process says it once, and not for each optimizer of a model
+def _warn_of_averages(modules: str) -> None:
+    log.warning(
+        "each rank averages the statistics of its own batches in %s, and ballast.save() keeps rank 0's; "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm() averages over all ranks, or send rank 0's buffers with "
+        "torch.distributed.broadcast() before an evaluation",
+        modules,
+    )
 
 
 def require_averaged(unaveraged: Sequence[str], *, in_data_parallel: bool, warns: bool) -> None:
