@@ -299,6 +299,7 @@ def test_ranks_of_a_machine_share_its_memory():
     assert [each.host_is_device for each in budgets] == [True, True, False]
     assert [each.one_pool for each in budgets] == [True, True, False]
     assert _machine(replace(machines[2], gpu=gpu_like("NVIDIA GB10", 121 << 30)), machines).one_pool
+    assert _machine(replace(machines[0], cores=64, threads=2), machines).products == 2 * CORE_PRODUCTS
     # The ranks share the products of the cores, and each has those of its GPU.
     assert [each.products for each in budgets] == [*[CORE_PRODUCTS] * 2, GPUS["h100"].reach * GPUS["h100"].flops]
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,16 +69,24 @@ def test_ray_train_starts_the_same_training(ray_here, tmp_path):
     assert trained == run_ranks(2, frameworks.trained, configuration)
 
 
-def program_of_guide(steps: int) -> str:
-    """Return the program, in which rank 1 dies once, before its 13th step."""
+def program_of_guide(steps: int, before_backward: str) -> str:
+    """Return the program with further lines before the backward pass, and without the minute before it sees a new node."""
     [program] = [block.text for block in blocks_of(PAGES / "guides" / "frameworks.md") if block.title == "train_with_ray.py"]
-    dies = """\
+    for old, new in (
+        ("        loss.backward()\n", f"{before_backward}        loss.backward()\n"),
+        ('{"steps": 20}', f'{{"steps": {steps}}}'),
+        ("num_workers=WORKERS", "num_workers=WORKERS, elastic_resize_monitor_interval_s=1"),
+    ):
+        assert program.count(old) == 1
+        program = program.replace(old, new)
+    return program
+
+
+DIES_ONCE = """\
         if rank == 1 and optimizer.steps == 12 and not (SHARED / "died").exists():
             (SHARED / "died").touch()
             os.kill(os.getpid(), 9)
-        loss.backward()
 """
-    return program.replace("        loss.backward()\n", dies).replace('{"steps": 20}', f'{{"steps": {steps}}}')
 
 
 @pytest.mark.thorough
@@ -85,10 +94,47 @@ def test_the_program_of_the_guide_outlives_a_worker_and_continues_on_three(ray_h
     monkeypatch.setenv("SHARED", str(tmp_path))
     for workers, steps in (("2", 20), ("3", 30)):
         program = tmp_path / "train_with_ray.py"
-        program.write_text(program_of_guide(steps))
-        monkeypatch.setenv("WORKERS", workers)
+        program.write_text(program_of_guide(steps, DIES_ONCE))
+        monkeypatch.setenv("WORKERS", f"{workers}-{workers}")
         said = subprocess.run([sys.executable, program], check=True, stdout=subprocess.PIPE, text=True).stdout
         assert (tmp_path / "died").exists()
         found = re.search(rf"^step {steps} on {workers} ranks: loss (\S+)$", said, re.MULTILINE)
         assert found, said
     assert float(found[1]) == pytest.approx(loss_in_plain_torch([2] * 20 + [3] * 10), abs=1e-4)
+
+
+def wait_for(path: Path, program: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert program.poll() is None
+        time.sleep(0.1)
+
+
+WAITS_FOR_OTHERS = """\
+        if (optimizer.steps, ranks) in ((12, 3), (22, 4)):
+            (SHARED / f"waits on {ranks}").touch()
+            threading.Event().wait()  # until Ray ends this worker
+"""
+
+
+@pytest.mark.thorough
+def test_the_program_of_the_guide_takes_the_workers_that_the_cluster_has(ray_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARED", str(tmp_path))
+    monkeypatch.setenv("WORKERS", "2-4")
+    script = tmp_path / "train_with_ray.py"
+    script.write_text("import threading\n" + program_of_guide(30, WAITS_FOR_OTHERS))
+    start_node = ("-m", "ray.scripts.scripts", "start", "--block", f"--address={os.environ['RAY_ADDRESS']}", "--num-cpus=1")
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as program:
+        try:
+            wait_for(tmp_path / "waits on 3", program)
+            node = subprocess.Popen([sys.executable, *start_node, f"--object-store-memory={100 * MIB}"])
+            try:
+                wait_for(tmp_path / "waits on 4", program)
+            finally:
+                node.terminate()
+                node.wait()
+            said = program.communicate()[0]
+        finally:
+            program.kill()
+    found = re.search(r"^step 30 on 3 ranks: loss (\S+)$", said, re.MULTILINE)
+    assert found, said
+    assert float(found[1]) == pytest.approx(loss_in_plain_torch([3] * 10 + [4] * 10 + [3] * 10), abs=1e-4)

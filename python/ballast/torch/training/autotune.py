@@ -58,6 +58,7 @@ class AvailableMachine:
     drives: int
     gpu: Gpu | None
     cores: int
+    threads: int = 0  # of this rank; 0: its share of the cores
 
 
 def machine_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[UnitParameter]) -> _core.Machine:
@@ -87,6 +88,7 @@ def _available_machine(options: WrapOptions, members: Sequence[UnitParameter]) -
         drives=sum(by_drive.values()),
         gpu=None if gpu is None else gpu_like(*name_and_bytes(gpu)),
         cores=found["cores"],
+        threads=options.tuning.threads,
     )
 
 
@@ -96,9 +98,10 @@ def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _cor
     # Torch's memory is freed piece by piece.
     device = min(host + of.parameter_bytes, of.free) if of.device is None else of.device
     budget = {"device": device, "host": host, "nvme": of.drives // sharing}
-    rates = rates_of_cpus(of.cores) if of.gpu is None else rates_of(of.gpu, {}, ranks_of_machine=sharing)
+    cores = min(of.cores, of.threads * sharing or of.cores)
+    rates = rates_of_cpus(cores) if of.gpu is None else rates_of(of.gpu, {}, ranks_of_machine=sharing)
     made = machine(budget, rates, ranks=len(machines), ranks_of_machine=sharing)
-    made.products = CORE_PRODUCTS * of.cores / sharing if of.gpu is None else of.gpu.reach * of.gpu.flops
+    made.products = CORE_PRODUCTS * cores / sharing if of.gpu is None else of.gpu.reach * of.gpu.flops
     if of.gpu is None:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True
