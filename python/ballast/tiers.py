@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,15 @@ def fractions_by_tier(tiers: TierFractions) -> dict[str, float]:
 
 def tier_of(word: str) -> str:
     return word.partition(":")[0]
+
+
+def directory_of(word: str) -> str:
+    """Return the directory of a tier; an empty text if it names none. `~` is the user's home, as in a shell.
+
+    >>> directory_of("nvme:/scratch"), directory_of("nvme:~") == os.path.expanduser("~")
+    ('/scratch', True)
+    """
+    return os.path.expanduser(word.partition(":")[2])
 
 
 def spread_of(tiers: TierFractions) -> _core.Spread:
@@ -163,7 +173,7 @@ def read_activation_options(to: str, *, min_bytes: Size = "256KiB", in_flight: S
     """
     if not isinstance(to, str):
         refuse(f"{to!r} is no tier for activations", needed='"host" or "nvme:DIRECTORY"')
-    tier, _, directory = to.partition(":")
+    tier, directory = tier_of(to), directory_of(to)
     one_of("tier for activations", tier, AWAY)
     if tier == "host" and directory:
         refuse(f'cannot keep activations in "{to}": the host has no directories', needed='"host", or "nvme:DIRECTORY"')

@@ -20,6 +20,7 @@ from ballast.tiers import (
     TIERS,
     ActivationOptions,
     TierFractions,
+    directory_of,
     fractions_of,
     read_activation_options,
     set_tiers,
@@ -265,7 +266,7 @@ class WrapOptions(StepOptions):
         """The directories on drives, each once."""
         given = [self.offload] if isinstance(self.offload, str) else []
         words = [word for tiers in self.tiers.values() for word in fractions_of(tiers)] + given
-        return list(dict.fromkeys(path for _, _, path in (word.partition(":") for word in words) if path))
+        return list(dict.fromkeys(path for path in map(directory_of, words) if path))
 
     @property
     def tier_of_state(self) -> str:

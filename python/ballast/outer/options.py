@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory
 from ballast.formats import FORMATS, WireFormat
 from ballast.schema import options_text
-from ballast.tiers import TIERS
+from ballast.tiers import TIERS, directory_of, tier_of
 
 WHERE = "outer=DiLoCo(...)"
 
@@ -80,20 +80,19 @@ class DiLoCo:
     def _check_tier(self) -> None:
         if not isinstance(self.offload, str):
             refuse_value("offload", self.offload, 'one tier: "device", "host" or "nvme:DIRECTORY"', where=WHERE)
-        tier, _, path = self.offload.partition(":")
-        one_of("tier", tier, TIERS)
-        if (tier == "nvme") != bool(path):
+        one_of("tier", self.tier, TIERS)
+        if (self.tier == "nvme") != bool(self.directory):
             refuse_value("offload", self.offload, '"device", "host" or "nvme:DIRECTORY"', where=WHERE)
-        if path:
-            require_directory(path, where="outer=DiLoCo(offload=...)")
+        if self.directory:
+            require_directory(self.directory, where="outer=DiLoCo(offload=...)")
 
     @property
     def tier(self) -> str:
-        return self.offload.partition(":")[0]
+        return tier_of(self.offload)
 
     @property
     def directory(self) -> str:
-        return self.offload.partition(":")[2]
+        return directory_of(self.offload)
 
     def call(self) -> str:
         """Return the call that makes these options.

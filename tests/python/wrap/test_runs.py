@@ -117,6 +117,18 @@ def test_several_drives_share_the_state_of_a_run(tmp_path):
     assert min(sizes) > 0
 
 
+def test_a_tilde_is_the_home_of_the_user_in_each_tier(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "scratch").mkdir()
+    assert train(Layers(), 0, 2, stage=2, offload={"state": "nvme:~/scratch"}, run="mine")[0] == 0
+    assert directory_of(tmp_path / "scratch", 0).is_dir()
+    assert ballast.DiLoCo(every=2, offload="nvme:~/scratch").directory == str(tmp_path / "scratch")
+    with ballast.offload_activations("nvme:~/scratch"):
+        pass
+    with pytest.raises(ballast.UsageError, match=f"cannot use {tmp_path}/missing: it is no directory"):
+        train(Layers(), 0, 2, offload={"state": "nvme:~/missing"})
+
+
 def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="ballast")
     train(Layers(), 0, 2, **kept_in(tmp_path))
