@@ -96,10 +96,10 @@ def said(command: list[str], environment: dict[str, str]) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30).stdout
 
 
-def wait_for(is_there: object, seconds: float = 30) -> None:
+def wait_for(is_there: object, seconds: float = 30, what: str = "Slurm did not start") -> None:
     end = time.monotonic() + seconds
     while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < end, f"Slurm did not start within {seconds} s"
+        assert time.monotonic() < end, f"{what} within {seconds} s"
         time.sleep(0.1)
 
 
@@ -146,6 +146,27 @@ def test_launchers_start_the_same_training(environment, uninterrupted):
 def test_slurm_starts_the_same_training(environment, uninterrupted, tmp_path):
     with slurm(tmp_path) as found:
         assert ends(run(["srun", "-n", "2", "--overcommit"], {**environment, **found})) == uninterrupted
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not installed: .ci/bootstrap launchers")
+def test_a_job_that_slurm_requeues_resumes_after_the_step_in_which_it_was_told(environment, uninterrupted, tmp_path):
+    script, output = tmp_path / "job", tmp_path / "output"
+    script.write_text(f"#!/bin/bash\nsrun --overcommit {sys.executable} {SCRIPT} --drive {tmp_path} --wait 3\n")
+    submit = ["sbatch", "--parsable", "--requeue", "--ntasks=2", "--overcommit", "--open-mode=append", f"--output={output}"]
+    with slurm(tmp_path) as found:
+        environment = {**found, **with_tests(environment), "SLURM_CONF": found["SLURM_CONF"]}
+        job = said([*submit, str(script)], environment).strip()
+        wait_for((tmp_path / "waits").exists, 120, "no rank was at its step")
+        said(["scontrol", "requeue", job], environment)
+
+        def has_ended_twice() -> bool:
+            said(["scontrol", "update", f"JobId={job}", "StartTime=now"], environment)  # Slurm would wait for two minutes
+            return output.read_text().count("ended after") == 4
+
+        wait_for(has_ended_twice, 120, "the job did not end twice")
+    lines = re.findall(r"rank \d began after step (\d) and ended (after step (\d) with [0-9a-f]{64})", output.read_text())
+    assert sorted((began, ended) for began, _, ended in lines) == [("0", "4")] * 2 + [("4", "6")] * 2
+    assert {end for began, end, _ in lines if began == "4"} == uninterrupted
 
 
 def test_a_rank_that_is_told_to_end_ends_all_and_the_same_command_resumes(environment, uninterrupted, tmp_path):

@@ -1,5 +1,5 @@
 """A training for launchers, which prints a digest of its parameters: launched.py [--drive DIRECTORY] [--die STEP]
-[--stop STEP] [--lose STEP]."""
+[--stop STEP] [--wait STEP] [--lose STEP]."""
 
 import argparse
 import hashlib
@@ -17,6 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--drive")
 parser.add_argument("--die", type=int, help="rank 1 is killed in the middle of this step")
 parser.add_argument("--stop", type=int, help="rank 1 is told to end in the middle of this step")
+parser.add_argument("--wait", type=int, help="rank 1 waits in the middle of this step until it is told to end")
 parser.add_argument("--lose", type=int, help="the agent of torchrun with one rank is lost with it in the middle of this step")
 parser.add_argument("--with-torch", action="store_true", help="torch.distributed is there too")
 parser.add_argument("--second", action="store_true", help="another optimizer was wrapped before")
@@ -51,6 +52,9 @@ for step in range(optimizer.steps, 6):
     mean_square(model, batch).backward()
     if rank == 1 and step in (options.die, options.stop):
         os.kill(os.getpid(), signal.SIGKILL if step == options.die else signal.SIGTERM)
+    if rank == 1 and step == options.wait:
+        Path(options.drive, "waits").touch()
+        told_to_end.wait()
     if step == options.lose and os.environ["LOCAL_WORLD_SIZE"] == "1":
         lose_this_host(options.drive)
     optimizer.step()
