@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-OPEN, IS_FOLDER = 0x20, 0x40000000  # of inotify(7)
+OPEN, CLOSE, IS_FOLDER = 0x20, 0x18, 0x40000000  # of inotify(7)
 EVENT = struct.Struct("iIII")
 
 
 @contextmanager
 def counted(directory: Path) -> Iterator[list[int]]:
-    """Yield a list that has the number after the block. Folders that the block makes are left out. The kernel may count equal
-    opens as one that follow each other at once."""
+    """Yield a list that has the number after the block. Folders that the block makes are left out. The kernel tells of equal
+    events that follow each other at once as one: with closes between them, those are opens of several ranks at one moment."""
     libc = ctypes.CDLL(None, use_errno=True)
     events, (end, ended) = libc.inotify_init1(os.O_NONBLOCK), os.pipe()
     for folder, _, _ in os.walk(directory):
-        assert libc.inotify_add_watch(events, os.fsencode(folder), OPEN) >= 0
+        assert libc.inotify_add_watch(events, os.fsencode(folder), OPEN | CLOSE) >= 0
     count, result = 0, []
 
     def read() -> None:
@@ -35,7 +35,7 @@ def counted(directory: Path) -> Iterator[list[int]]:
                     while content:
                         _, mask, _, length = EVENT.unpack_from(content)
                         content = content[EVENT.size + length :]
-                        count += not (mask & IS_FOLDER and length)  # its own watch counts it, too
+                        count += bool(mask & OPEN) and not (mask & IS_FOLDER and length)  # its own watch counts it, too
             except BlockingIOError:
                 pass
 
