@@ -238,7 +238,7 @@ def with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, tensor.shape, tensor.stride())
 
 
-def storage_of(weak: WeakStorage) -> torch.UntypedStorage | None:
+def storage_of(weak: Any) -> torch.UntypedStorage | None:
     """Return the storage; None if nothing uses it any more."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
     return found

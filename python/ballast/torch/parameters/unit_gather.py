@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from sys import getrefcount
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -229,7 +229,7 @@ class UnitGather:
         # Whether the open unit has the parameters that ranks keep, although gathers are encoded; None: it is being closed.
         self._is_exact: bool | None = None
         self._is_hidden = False  # whether the open unit's parameters are sharded in the eyes of torch
-        self._lent: list[WeakStorage] = []  # storages of lend() in the open unit's memory
+        self._lent: list[Any] = []  # weak storages of lend() in the open unit's memory
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.lifecycle = Lifecycle.OPEN
         self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
