@@ -84,7 +84,7 @@ def measure(program: str, case: str, directory: Path, steps: int, limit: int) ->
         else:
             alone = rest = groups.make("all")
             groups.limit(rest, device, limit)
-        command = [program, str(mounted), str(UNITS), str(MILLION_ELEMENTS), str(steps)]
+        command = [program, str(steps), "--share", str(mounted), str(UNITS), str(MILLION_ELEMENTS)]
 
         def enter(rank: int) -> Callable[[], object]:
             return lambda: (rest if rank > 0 else alone).joinpath("cgroup.procs").write_text("0")
@@ -118,7 +118,7 @@ def rows_of(case: str, seconds: dict[bool, list[tuple[float, float]]]) -> list[d
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="shared-drive", description=__doc__.split("\n")[0])
-    parser.add_argument("--program", required=True, help="a rank, of shared_drive.cpp")
+    parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where the loop device's file lies (here)")
     parser.add_argument("--steps", type=int, default=32, help="half of them with turns (%(default)s)")
     parser.add_argument("--limit", type=int, default=500_000_000, help="bytes a second in each direction (%(default)s)")
