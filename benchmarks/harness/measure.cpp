@@ -4,7 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <numeric>
+#include <string>
+#include <string_view>
+
+#include "kernels/runtime/system_files.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -34,6 +39,18 @@ double median(Rates values) {
   });
   std::ranges::sort(values);
   return std::midpoint(values[(values.size() - 1) / 2], values[values.size() / 2]);
+}
+
+ResidentMemory resident_memory() {
+  const std::string status = read_text("/proc/self/status").value_or("");
+  const auto bytes = [&](std::string_view key) { return kibibytes_after(status, key).value_or(0); };
+  return {.now = bytes("VmRSS:"), .peak = bytes("VmHWM:"), .of_files = bytes("RssFile:")};
+}
+
+bool forget_peak() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;  // proc(5): the peak alone
+  return file.good();
 }
 
 }  // namespace ballast::benchmarks

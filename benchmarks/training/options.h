@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "benchmarks/harness/own_memory.h"
+#include "benchmarks/harness/measure.h"
 #include "examples/llama/llama.h"
 
 namespace ballast::benchmarks {

@@ -1,4 +1,4 @@
-#include "benchmarks/harness/own_memory.h"
+#include "benchmarks/harness/measure.h"
 
 #include <ballast/error.h>
 

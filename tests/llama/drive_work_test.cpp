@@ -1,4 +1,4 @@
-#include "benchmarks/training/needs.h"
+#include "benchmarks/training/run.h"
 
 #include <catch2/catch.hpp>
 
