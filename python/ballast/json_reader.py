@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,9 +87,6 @@ class Json:
             fail_malformed(self.file, f"{self._below(key)} is missing")
         return Json(found[key], self.file, self._below(key))
 
-    def get(self, key: str, default: Any) -> Json:
-        return Json(self._as(dict, "an object").get(key, default), self.file, self._below(key))
-
     def items(self) -> Iterator[tuple[str, Json]]:
         for key, value in self._as(dict, "an object").items():
             yield key, Json(value, self.file, self._below(key))
@@ -107,26 +104,9 @@ class Json:
             self.refuse("a whole number from 0 on" if most == MOST else f"a whole number from 0 to {most}")
         return found
 
-    def counts(self) -> list[int]:
-        return [each.count() for each in self.elements()]
-
-    def text(self, known: Collection[str] | None = None) -> str:
-        """Return text, which is one of `known` if that is given."""
+    def text(self) -> str:
         found: str = self._as(str, "text")
-        if known is not None and found not in known:
-            self.refuse(f"one of {', '.join(known)}")
         return found
-
-    def flag(self) -> bool:
-        found: bool = self._as(bool, "true or false")
-        return found
-
-    def seal(self) -> int:
-        """Return the number that 16 hexadecimal digits write."""
-        found = self.text()
-        if len(found) != 16 or not set(found) <= set("0123456789abcdef"):
-            self.refuse("16 hexadecimal digits")
-        return int(found, 16)
 
     def refuse(self, needed: str) -> NoReturn:
         if isinstance(self.value, (dict, list)):
