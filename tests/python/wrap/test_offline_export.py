@@ -12,6 +12,7 @@ from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.resident import peak_resident
 from python.wrap.test_foreign import as_distributed, as_universal, as_universal_of_stage_3, trained_by_torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
@@ -37,6 +38,9 @@ def test_a_checkpoint_becomes_the_files_of_an_export(size, run, tmp_path):
     assert (code, err) == (0, "") and "tensors" in out
     assert saved.same(written(tmp_path / "offline"), written(tmp_path / "direct"))
     assert (len(os.listdir(tmp_path / "offline")) > 3) == (size is not None)
+    read_by_torch = {name: torch.zeros_like(each) for name, each in written(tmp_path / "offline").items()}
+    dcp.load(read_by_torch, storage_reader=HuggingFaceStorageReader(str(tmp_path / "offline")), no_dist=True)
+    assert saved.same(read_by_torch, written(tmp_path / "offline"))
     again = saved.Buffered().to(torch.bfloat16)
     ballast.load(again, tmp_path / "offline")
     assert saved.same(again.state_dict(), training.everything())
