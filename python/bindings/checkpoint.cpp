@@ -68,7 +68,8 @@ class Snapshot {
     if (pages_) release_when_short(pages_);
   }
 
-  bool has_sizes(const std::vector<std::size_t>& sizes) const { return sizes == sizes_; }
+  // Whether chunks of these sizes may be appended: an interrupted save may have left its own.
+  bool is_free_for(const std::vector<std::size_t>& sizes) const { return chunks_.empty() && sizes == sizes_; }
   std::size_t chunks() const { return chunks_.size(); }
   std::size_t bytes() const { return begins_.back(); }
 
@@ -171,7 +172,7 @@ void bind_files(py::module_& module) {
       .def(py::init<const std::vector<std::size_t>&, int>(), py::arg("sizes"), py::kw_only(), py::arg("threads"),
            Released())
       .def("release", &Snapshot::release, Released())
-      .def("has_sizes", &Snapshot::has_sizes, py::arg("sizes"))
+      .def("is_free_for", &Snapshot::is_free_for, py::arg("sizes"))
       .def_property_readonly("chunks", &Snapshot::chunks)
       .def_property_readonly("bytes", &Snapshot::bytes);
   py::class_<RankFiles> files(module, "RankFiles");

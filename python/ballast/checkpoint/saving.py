@@ -467,7 +467,7 @@ class Saving:
         last, keeper.snapshot = keeper.snapshot, None
         if last is not None:  # it is freed unless the machine has memory for another snapshot on each rank, besides those
             has_room = available_memory(this_machine()) > self._group.size * last.bytes
-            last = last if last.has_sizes(sizes) and has_room else None
+            last = last if last.is_free_for(sizes) and has_room else None
         require_memory(self._group, sum(sizes))
         with self._agreement.settled():
             snapshot = last or _core.Snapshot(sizes, threads=keeper.options.tuning.threads)

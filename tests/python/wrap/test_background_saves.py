@@ -13,10 +13,11 @@ from typing import Any
 from unittest import mock
 
 import ballast
+import pytest
 import torch
 from ballast import DiLoCo
 from ballast._core import RankFiles
-from ballast.checkpoint import manifest
+from ballast.checkpoint import manifest, saving
 from python.damage import content_of
 from python.wrap.support import saved
 from python.wrap.support.loops import Loop
@@ -292,6 +293,23 @@ def test_the_next_save_and_load_wait_for_the_one_before(tmp_path):
         assert third.is_settled
     third.wait()
     assert isinstance(third, ballast.PendingSave)
+
+
+def test_a_save_is_repeated_after_an_interrupt(tmp_path, monkeypatch):
+    """It comes when the state is copied, and no thread writes the copy."""
+    training = saved.Training({"stage": 3})
+    training.train(0, 1)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(saving, "BackgroundSave", interrupted)
+        ballast.save(tmp_path, training.model, training.optimizer, wait=False)
+    training.train(1, 1)
+    ballast.save(tmp_path, training.model, training.optimizer, wait=False).wait()
+    ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    assert training.optimizer.steps == 2
 
 
 # --- Ends of processes ---
