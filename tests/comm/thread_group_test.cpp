@@ -98,6 +98,14 @@ TEST_CASE("ranks that are threads run together, and the first error of one ends 
   };
   CHECK(run_ranks(3, fail_on_one, {.log = &log}) == 1);
   CHECK(lines == "error: rank 1: there is no text");
+
+  const auto throw_number = [](Communicator& world) {
+    if (world.rank() == 1) throw 42;
+    world.barrier();
+  };
+  lines.clear();
+  CHECK(run_ranks(3, throw_number, {.log = &log}) == 1);
+  CHECK(lines == "error: rank 1: an exception that is no std::exception");
   CHECK(run_ranks(0, add, {.log = &log}) == 1);
   CHECK_THAT(lines, Catch::Contains("cannot connect 0 threads"));
 }

@@ -287,12 +287,17 @@ int run_ranks(std::size_t threads, const std::function<void(Communicator& world)
     Log to_stderr;
     std::call_once(first, [&] { (options.log != nullptr ? *options.log : to_stderr).error(error); });
   };
+  const auto end = [&](Communicator& world, const std::string& error) {
+    report(world.size() > 1 ? fmt::format("rank {}: {}", world.rank(), error) : error);
+    world.abort(error);
+  };
   const auto as_rank = [&](Communicator& world) {
     try {
       train(world);
     } catch (const std::exception& error) {
-      report(world.size() > 1 ? fmt::format("rank {}: {}", world.rank(), error.what()) : error.what());
-      world.abort(error.what());
+      end(world, error.what());
+    } catch (...) {
+      end(world, "an exception that is no std::exception");
     }
   };
   try {
