@@ -34,15 +34,24 @@ class Backend {
   // Computes into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to
   // nearest. If it continues, `into` has the sum of arrays before them. If `into` is fp32, the sum has the bits of one that
   // continues with each array, from zeros on. The CUDA backend adds more than Summands::most arrays only into fp32.
-  virtual void sum(std::span<const ConstView> from, const View& into, bool continues) = 0;
-  void sum(std::span<const ConstView> from, const View& into) { sum(from, into, false); }
-  void accumulate(const ConstView& from, const View& into) { sum({&from, 1}, into, true); }
+  // If there are `squares`, they get those of the result, in the same pass over memory, as from sum_of_squares().
+  virtual void sum(std::span<const ConstView> from, const View& into, bool continues, ExactSum* squares) = 0;
+  void sum(std::span<const ConstView> from, const View& into, ExactSum* squares = nullptr) {
+    sum(from, into, false, squares);
+  }
+  void accumulate(const ConstView& from, const View& into, ExactSum* squares = nullptr) {
+    sum({&from, 1}, into, true, squares);
+  }
 
   // Computes into += from, both in bf16: the sum is in fp32, then rounded stochastically. The random bits of an
   // element depend on the stream, the tensor of its run and its index in the tensor. Elements outside all runs stay as
-  // they are; tensors and runs begin at multiples of the group size.
+  // they are; tensors and runs begin at multiples of the group size. If there are `squares`, they get those of the runs.
   virtual void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
-                                     const RoundingPlace& place) = 0;
+                                     const RoundingPlace& place, ExactSum* squares) = 0;
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                             const RoundingPlace& place) {
+    accumulate_stochastic(from, into, runs, place, nullptr);
+  }
 
   // Adds the squares to *into, which begins as {} or comes from an earlier call. The sum is exact (exact_sum_math.h),
   // so the order of calls does not matter: calls on parts, cut at multiples of the group size, give the bits of one

@@ -12,19 +12,39 @@
 
 namespace ballast::kernels {
 
+namespace {
+
+// Adds the squares of pieces to a sum, if there is one. Any thread may add.
+class SharedSquares {
+ public:
+  SharedSquares(const Cpu& cpu, ExactSum* into) : cpu_(cpu), into_(into) {}
+
+  void add(const ConstNumbers& piece) {  // at most elements_per_task
+    if (into_ == nullptr) return;
+    double sums[elements_per_task / group_size];
+    cpu_.walks.sum_of_squares(piece, sums);
+    ExactSum mine;
+    for (std::size_t group = 0; group * group_size < piece.count; ++group) {
+      kernels::add(mine, sums[group]);
+    }
+    const std::lock_guard lock(guard_);
+    merge(*into_, mine);
+  }
+  void add(const Numbers& piece) { add(ConstNumbers{piece.data, piece.count, piece.dtype}); }
+
+ private:
+  const Cpu& cpu_;
+  ExactSum* into_;
+  std::mutex guard_;  // guards the sum
+};
+
+}  // namespace
+
 void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into) {
   check_floating(values, "the source of a sum of squares");
-  std::mutex guard;
-  each_piece(cpu.threads, values.count(), [&](std::size_t first, std::size_t count) {
-    double sums[elements_per_task / group_size];
-    cpu.walks.sum_of_squares(numbers(values, first, count), sums);
-    ExactSum mine;
-    for (std::size_t group = 0; group * group_size < count; ++group) {
-      add(mine, sums[group]);
-    }
-    const std::lock_guard lock(guard);
-    merge(*into, mine);
-  });
+  SharedSquares squares(cpu, into);
+  each_piece(cpu.threads, values.count(),
+             [&](std::size_t first, std::size_t count) { squares.add(numbers(values, first, count)); });
 }
 
 namespace {
@@ -74,22 +94,26 @@ class CpuBackend : public Backend {
                [&](std::size_t first, std::size_t bytes) { std::memset(to.data() + first, 0, bytes); });
   }
 
+  using Backend::accumulate_stochastic;
   using Backend::sum;
-  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+  void sum(std::span<const ConstView> from, const View& into, bool continues, ExactSum* squares) override {
     check_sum(from, into);
     sum_in_passes(
-        {from, continues}, into, [](std::size_t first) { return first; },
+        {from, continues}, into, squares, [](std::size_t first) { return first; },
         [&](const Summands& arrays, const Numbers& to, Stores stores) { cpu_.walks.sum(arrays, to, stores); });
   }
 
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
-                             const RoundingPlace& place) override {
+                             const RoundingPlace& place, ExactSum* squares) override {
     check_accumulate_stochastic(from, into, runs, place);
     const std::vector<Run> pieces = cut(runs);
+    SharedSquares squared(cpu_, squares);
     cpu_.threads.each(pieces.size(), [&](std::size_t i) {
       const Run& piece = pieces[i];
-      cpu_.walks.accumulate_stochastic(numbers(from, piece.begin, piece.count), numbers(into, piece.begin, piece.count),
+      const Numbers target = numbers(into, piece.begin, piece.count);
+      cpu_.walks.accumulate_stochastic(numbers(from, piece.begin, piece.count), target,
                                        stream_of_tensor(place.stream, piece.tensor), index_in_tensor(piece, place));
+      squared.add(target);
     });
   }
 
@@ -134,7 +158,7 @@ class CpuBackend : public Backend {
   void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
     check_sum_quantized(from, bits, into);
     sum_in_passes(
-        {from}, into, [&](std::size_t first) { return quantized_bytes(first, bits); },
+        {from}, into, nullptr, [&](std::size_t first) { return quantized_bytes(first, bits); },
         [&](const Summands& arrays, const Numbers& to, Stores) {
           cpu_.walks.sum_quantized({arrays, bits}, to);
         });
@@ -142,23 +166,30 @@ class CpuBackend : public Backend {
 
  private:
   // Adds in one pass or in several, by add(arrays, to, stores), and rounds when all is added. place_of(i) is the place of the
-  // sum's element i in each array.
+  // sum's element i in each array. A piece is still in the caches when its squares are added.
   template <class PlaceOf, class Add>
-  void sum_in_passes(const SummedViews& from, const View& into, const PlaceOf& place_of, const Add& add) const {
+  void sum_in_passes(const SummedViews& from, const View& into, ExactSum* squares, const PlaceOf& place_of,
+                     const Add& add) const {
     const bool in_one_pass = from.arrays.size() <= arrays_in_a_pass;
-    const Stores stores = in_one_pass && !from.continues ? stores_for(into.bytes()) : Stores::cached;
+    const bool is_read_again = !in_one_pass || from.continues || squares != nullptr;
+    const Stores stores = is_read_again ? Stores::cached : stores_for(into.bytes());
+    SharedSquares squared(cpu_, squares);
     each_piece(cpu_.threads, into.count(), [&](std::size_t first, std::size_t count) {
       const auto add_all = [&](const Numbers& to) {
         each_pass(
             from, place_of(first), count, [&](const Summands& arrays) { add(arrays, to, stores); }, arrays_in_a_pass);
       };
       const Numbers target = numbers(into, first, count);
-      if (in_one_pass || into.dtype() == DType::fp32) return add_all(target);
-      std::vector<float> sums(count);
-      const Numbers sum{reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32};
-      if (from.continues) cpu_.walks.cast({target.data, count, target.dtype}, sum, Stores::cached);
-      add_all(sum);
-      cpu_.walks.cast({sum.data, sum.count, sum.dtype}, target, Stores::cached);
+      if (in_one_pass || into.dtype() == DType::fp32) {
+        add_all(target);
+      } else {
+        std::vector<float> sums(count);
+        const Numbers sum{reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32};
+        if (from.continues) cpu_.walks.cast({target.data, count, target.dtype}, sum, Stores::cached);
+        add_all(sum);
+        cpu_.walks.cast({sum.data, sum.count, sum.dtype}, target, Stores::cached);
+      }
+      squared.add(target);
     });
   }
 

@@ -30,22 +30,25 @@ __global__ void __launch_bounds__(threads_per_chunk)
   });
 }
 
-// --- Sums of arrays ---
-
-__global__ void __launch_bounds__(threads_per_chunk)
-    sum_kernel(const __grid_constant__ Summands from, Numbers into, Stretch all) {
-  each_place(all, [&](const OctetPlace& place) { sum_octet(from, into, place); });
-}
-
-__global__ void __launch_bounds__(threads_per_chunk)
-    accumulate_stochastic_kernel(const __grid_constant__ AccumulateTable table) {
-  each_chunk(chunks(table.runs), [&](std::size_t chunk) { accumulate_in_chunk(table, chunk, threadIdx.x); });
-}
-
-// --- The sum of squares ---
+// --- Sums of squares ---
 
 constexpr unsigned groups_per_chunk = threads_per_chunk / threads_per_group;
 constexpr unsigned group_stride = group_size + square_lanes;  // a warp's two groups then lie in different banks
+
+// The squares of a block's values: each group of threads has its own exact sum, to which its first thread adds. At the end all
+// these sums are added to the result as integers, so their order does not matter.
+struct BlockSquares {
+  alignas(16) float numbers[groups_per_chunk * group_stride];
+  std::int64_t words[groups_per_chunk][exact_sum_words];
+};
+
+__device__ ExactSum& sum_of_group(BlockSquares& block) {
+  return *reinterpret_cast<ExactSum*>(block.words[threadIdx.x / threads_per_group]);
+}
+
+__device__ void begin_squares(BlockSquares& block) {
+  if (threadIdx.x % threads_per_group == 0) sum_of_group(block) = {};
+}
 
 // The first eight of a group's threads add up its squares, in the order of sum_of_group() in array_walk.h.
 __device__ double squares_of_group(const float* group) {
@@ -57,37 +60,26 @@ __device__ double squares_of_group(const float* group) {
   return sum;
 }
 
-// Each group of threads has its own exact sum, to which its first thread adds. At the end all these sums are added to
-// the result as integers, so their order does not matter.
-__global__ void __launch_bounds__(threads_per_chunk) squares_kernel(ConstNumbers values, ExactSum* into, Stretch all) {
-  alignas(16) __shared__ float numbers[groups_per_chunk * group_stride];
-  __shared__ std::int64_t words[groups_per_chunk][exact_sum_words];
-  const unsigned group = threadIdx.x / threads_per_group;
+__device__ void add_squares(BlockSquares& block, const FloatOctet& floats) {
   const unsigned lane = threadIdx.x % threads_per_group;
-  float* const mine = numbers + group * group_stride;
-  auto& sum = *reinterpret_cast<ExactSum*>(words[group]);
-  if (lane == 0) {
-    sum = {};
+  float* const mine = block.numbers + threadIdx.x / threads_per_group * group_stride;
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    mine[lane * octet_size + i] = floats.at[i];
   }
-  each_place(all, [&](const OctetPlace& place) {
-    const FloatOctet floats = load_floats(values, place);
-    for (std::size_t i = 0; i < octet_size; ++i) {
-      mine[lane * octet_size + i] = floats.at[i];
-    }
-    __syncwarp();
-    if (lane < square_lanes) {
-      const double squares = squares_of_group(mine);
-      if (lane == 0) {
-        add(sum, squares);
-      }
-    }
-    __syncwarp();
-  });
+  __syncwarp();
+  if (lane < square_lanes) {
+    const double squares = squares_of_group(mine);
+    if (lane == 0) add(sum_of_group(block), squares);
+  }
+  __syncwarp();
+}
+
+__device__ void end_squares(const BlockSquares& block, ExactSum* into) {
   __syncthreads();
   if (threadIdx.x < exact_sum_words) {
     std::int64_t word = 0;
     for (unsigned i = 0; i < groups_per_chunk; ++i) {
-      word += words[i][threadIdx.x];
+      word += block.words[i][threadIdx.x];
     }
     if (word != 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(into) + threadIdx.x, static_cast<unsigned long long>(word));
@@ -95,10 +87,55 @@ __global__ void __launch_bounds__(threads_per_chunk) squares_kernel(ConstNumbers
   }
 }
 
+// Calls each(add), which calls add(floats) for all values of the calling thread, and adds their squares to the result.
+template <class Each>
+__device__ void sum_squares(ExactSum* into, const Each& each) {
+  __shared__ BlockSquares block;
+  begin_squares(block);
+  each([&](const FloatOctet& floats) { add_squares(block, floats); });
+  end_squares(block, into);
+}
+
+__global__ void __launch_bounds__(threads_per_chunk) squares_kernel(ConstNumbers values, ExactSum* into, Stretch all) {
+  sum_squares(into, [&](const auto& add) {
+    each_place(all, [&](const OctetPlace& place) { add(load_floats(values, place)); });
+  });
+}
+
+// --- Sums of arrays, alone or with the squares of the result ---
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    sum_kernel(const __grid_constant__ Summands from, Numbers into, Stretch all) {
+  each_place(all, [&](const OctetPlace& place) { sum_octet(from, into, place); });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    sum_with_squares_kernel(const __grid_constant__ Summands from, Numbers into, ExactSum* squares, Stretch all) {
+  sum_squares(squares, [&](const auto& add) {
+    each_place(all, [&](const OctetPlace& place) { add(sum_octet(from, into, place)); });
+  });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    accumulate_stochastic_kernel(const __grid_constant__ AccumulateTable table) {
+  each_chunk(chunks(table.runs), [&](std::size_t chunk) { accumulate_in_chunk(table, chunk, threadIdx.x); });
+}
+
+__global__ void __launch_bounds__(threads_per_chunk)
+    accumulate_with_squares_kernel(const __grid_constant__ AccumulateTable table, ExactSum* squares) {
+  sum_squares(squares, [&](const auto& add) {
+    each_chunk(chunks(table.runs), [&](std::size_t chunk) { add(accumulate_in_chunk(table, chunk, threadIdx.x)); });
+  });
+}
+
 __global__ void carry_kernel(ExactSum* sum) {
   if (threadIdx.x == 0) {
     carry(*sum);
   }
+}
+
+void end_squares(const Cuda& cuda, ExactSum* into) {
+  launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
 }
 
 // --- The first NaN or infinity ---
@@ -174,23 +211,34 @@ class CudaBackend : public Backend {
     if (to.bytes() > 0) device::fill(to.data(), 0, to.bytes(), cuda_.stream);
   }
 
+  using Backend::accumulate_stochastic;
   using Backend::sum;
-  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+  void sum(std::span<const ConstView> from, const View& into, bool continues, ExactSum* squares) override {
     check_sum(from, into);
     check_passes(from, into);
     const Numbers target = numbers(into);
+    std::size_t left = from.size();
     each_pass({from, continues}, 0, target.count, [&](const Summands& summands) {
       const bool aligned = is_octet_aligned(summands) && is_octet_aligned(target);
-      launch_on_array<sum_kernel>(cuda_, "launching a sum of arrays", target.count, aligned, summands, target);
+      constexpr std::string_view what = "launching a sum of arrays";
+      left -= summands.arrays;
+      if (squares == nullptr || left > 0)
+        return launch_on_array<sum_kernel>(cuda_, what, target.count, aligned, summands, target);
+      launch_on_array<sum_with_squares_kernel>(cuda_, what, target.count, aligned, summands, target, squares);
     });
+    if (squares != nullptr) end_squares(cuda_, squares);
   }
 
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
-                             const RoundingPlace& place) override {
+                             const RoundingPlace& place, ExactSum* squares) override {
     check_accumulate_stochastic(from, into, runs, place);
     each_accumulate_table(numbers(from), numbers(into), runs, place, [&](const AccumulateTable& table) {
-      launch<accumulate_stochastic_kernel>(cuda_, "launching a stochastic accumulation", chunks(table.runs), table);
+      constexpr std::string_view what = "launching a stochastic accumulation";
+      const std::size_t count = chunks(table.runs);
+      if (squares == nullptr) return launch<accumulate_stochastic_kernel>(cuda_, what, count, table);
+      launch<accumulate_with_squares_kernel>(cuda_, what, count, table, squares);
     });
+    if (squares != nullptr) end_squares(cuda_, squares);
   }
 
   void sum_of_squares(const ConstView& values, ExactSum* into) override {
@@ -239,7 +287,7 @@ void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into
   if (values.count == 0) return;
   launch_on_array<squares_kernel>(cuda, "launching a sum of squares", values.count, is_octet_aligned(values), values,
                                   into);
-  launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
+  end_squares(cuda, into);
 }
 
 void normalize(const Cuda& cuda, const ConstNumbers& from, const ExactSum* squares, const NormBound& bound,

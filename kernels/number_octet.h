@@ -60,21 +60,29 @@ constexpr Octet encode_octet(const FloatOctet& floats) {
   return patterns;
 }
 
-// Loads values; not for u8.
-constexpr FloatOctet load_floats(const ConstNumbers& numbers, const OctetPlace& place) {
-  const Octet patterns = load_octet(numbers, place);
-  switch (numbers.dtype) {
+constexpr FloatOctet decode_octet(const Octet& patterns, DType dtype) {  // not for u8
+  switch (dtype) {
     case DType::bf16: return decode_octet<Bf16Format>(patterns);
     case DType::fp16: return decode_octet<Fp16Format>(patterns);
     default: return decode_octet<Fp32Format>(patterns);
   }
 }
 
-constexpr void store_floats(const Numbers& numbers, const OctetPlace& place, const FloatOctet& floats) {
+// Loads values; not for u8.
+constexpr FloatOctet load_floats(const ConstNumbers& numbers, const OctetPlace& place) {
+  return decode_octet(load_octet(numbers, place), numbers.dtype);
+}
+
+// Returns the patterns that it stores.
+constexpr Octet store_floats(const Numbers& numbers, const OctetPlace& place, const FloatOctet& floats) {
+  const auto store = [&](const Octet& patterns) {
+    store_octet(numbers, place, patterns);
+    return patterns;
+  };
   switch (numbers.dtype) {
-    case DType::bf16: return store_octet(numbers, place, encode_octet<Bf16Format>(floats));
-    case DType::fp16: return store_octet(numbers, place, encode_octet<Fp16Format>(floats));
-    default: return store_octet(numbers, place, encode_octet<Fp32Format>(floats));
+    case DType::bf16: return store(encode_octet<Bf16Format>(floats));
+    case DType::fp16: return store(encode_octet<Fp16Format>(floats));
+    default: return store(encode_octet<Fp32Format>(floats));
   }
 }
 
@@ -87,7 +95,8 @@ constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const Oct
   }
 }
 
-constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetPlace& place) {
+// Returns the sum as it is stored.
+constexpr FloatOctet sum_octet(const Summands& from, const Numbers& into, const OctetPlace& place) {
   FloatOctet sum{};
   if (from.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
   for (std::size_t array = 0; array < from.arrays; ++array) {
@@ -96,12 +105,13 @@ constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetP
       sum.at[i] = accumulated(sum.at[i], added.at[i], 1.0f);
     }
   }
-  store_floats(into, place, sum);
+  return decode_octet(store_floats(into, place, sum), into.dtype);
 }
 
 // --- Stochastic accumulation: eight elements of a run ---
 
-constexpr void accumulate_in_chunk(const AccumulateTable& table, std::size_t chunk, unsigned thread) {
+// Returns the sum as it is stored.
+constexpr FloatOctet accumulate_in_chunk(const AccumulateTable& table, std::size_t chunk, unsigned thread) {
   const std::size_t run = stretch_of(table.runs, chunk);
   const OctetPlace place = place_of(table.runs, run, chunk, thread);
   const std::uint64_t index = table.indices[run] + (place.first - table.runs.at[run].begin);
@@ -114,6 +124,7 @@ constexpr void accumulate_in_chunk(const AccumulateTable& table, std::size_t chu
     sum.at[i] = accumulated_stochastic(before.at[i], added.at[i], random);
   }
   store_octet(table.into, place, sum);
+  return decode_octet<Bf16Format>(sum);
 }
 
 // --- The first NaN or infinity among a thread's elements ---

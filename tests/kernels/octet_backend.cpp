@@ -70,6 +70,22 @@ double squares_of_group(const float* group) {
   return lanes[0];
 }
 
+// Adds the squares of all that octet_of(chunk, thread) returns, unless there is no sum for them.
+template <class OctetOf>
+void add_squares(std::size_t chunks, ExactSum* into, const OctetOf& octet_of) {
+  std::vector<float> floats(chunk_size);
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    each_thread([&](unsigned thread) {
+      const FloatOctet octet = octet_of(chunk, thread);
+      std::copy_n(octet.at, octet_size, floats.begin() + static_cast<std::ptrdiff_t>(thread * octet_size));
+    });
+    for (std::size_t group = 0; into != nullptr && group < groups_per_chunk; ++group) {
+      add(*into, squares_of_group(floats.data() + group * group_size));
+    }
+  }
+  if (into != nullptr) carry(*into);
+}
+
 class OctetBackend : public Backend {
  public:
   void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
@@ -95,37 +111,32 @@ class OctetBackend : public Backend {
 
   void clear(const View& to) override { std::memset(to.data(), 0, to.bytes()); }
 
+  using Backend::accumulate_stochastic;
   using Backend::sum;
-  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
+  void sum(std::span<const ConstView> from, const View& into, bool continues, ExactSum* squares) override {
+    std::size_t left = from.size();
     each_pass({from, continues}, 0, into.count(), [&](const Summands& summands) {
-      const bool aligned = is_octet_aligned(summands) && is_octet_aligned(numbers(into));
-      each_place(whole_array(into.count(), aligned),
-                 [&](const OctetPlace& place) { sum_octet(summands, numbers(into), place); });
+      left -= summands.arrays;
+      const Stretch all = whole_array(into.count(), is_octet_aligned(summands) && is_octet_aligned(numbers(into)));
+      add_squares(all.chunks_end, left == 0 ? squares : nullptr, [&](std::size_t chunk, unsigned thread) {
+        return sum_octet(summands, numbers(into), place_in(all, chunk, thread));
+      });
     });
   }
 
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
-                             const RoundingPlace& place) override {
-    each_accumulate_table(numbers(from), numbers(into), runs, place, [](const AccumulateTable& table) {
-      for (std::size_t chunk = 0; chunk < chunks(table.runs); ++chunk) {
-        each_thread([&](unsigned thread) { accumulate_in_chunk(table, chunk, thread); });
-      }
+                             const RoundingPlace& place, ExactSum* squares) override {
+    each_accumulate_table(numbers(from), numbers(into), runs, place, [&](const AccumulateTable& table) {
+      add_squares(chunks(table.runs), squares,
+                  [&](std::size_t chunk, unsigned thread) { return accumulate_in_chunk(table, chunk, thread); });
     });
   }
 
   void sum_of_squares(const ConstView& values, ExactSum* into) override {
     const Stretch all = whole_array(values.count(), is_octet_aligned(numbers(values)));
-    for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
-      std::vector<float> floats(chunk_size);
-      each_thread([&](unsigned thread) {
-        const FloatOctet octet = load_floats(numbers(values), place_in(all, chunk, thread));
-        std::copy_n(octet.at, octet_size, floats.begin() + static_cast<std::ptrdiff_t>(thread * octet_size));
-      });
-      for (std::size_t group = 0; group < groups_per_chunk; ++group) {
-        add(*into, squares_of_group(floats.data() + group * group_size));
-      }
-    }
-    carry(*into);
+    add_squares(all.chunks_end, into, [&](std::size_t chunk, unsigned thread) {
+      return load_floats(numbers(values), place_in(all, chunk, thread));
+    });
   }
 
   void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {

@@ -82,6 +82,62 @@ void formats_agree(TestBackend& on) {
   }
 }
 
+// A sum that makes its squares has the bits of one without, and its squares those of sum_of_squares() of the result.
+template <class Sum>
+void check_squares_of(TestBackend& on, const Patterns& before, DType dtype, const Sum& sum) {
+  const Placed alone(on, before, dtype), together(on, before, dtype);
+  const PlacedValue<ExactSum> expected(on, {.bins = {7}}), squares(on, {.bins = {7}});
+  sum(alone.view(), nullptr);
+  on.kernels().sum_of_squares(alone.view(), expected.get());
+  sum(together.view(), squares.get());
+  CAPTURE(before.size(), name(dtype));
+  CHECK(together.read() == alone.read());
+  CHECK(squares.read() == expected.read());
+}
+
+void check_squares_of_sums(TestBackend& on, std::size_t count, std::size_t arrays, bool has_any) {
+  const auto patterns = has_any ? any_patterns : finite_patterns;
+  for (const DType from : floating_dtypes) {
+    std::vector<Placed> sources;
+    for (std::size_t i = 0; i < arrays; ++i)
+      sources.emplace_back(on, patterns(from, count, static_cast<std::uint32_t>(i)), from, i % 3);
+    std::vector<ConstView> views;
+    for (const Placed& source : sources)
+      views.push_back(source.view());
+    for (const DType into : floating_dtypes) {
+      for (const bool continues : {false, true}) {
+        if (arrays > Summands::most && into != DType::fp32) continue;
+        check_squares_of(on, patterns(into, count, 9), into, [&](const View& target, ExactSum* squares) {
+          on.kernels().sum(views, target, continues, squares);
+        });
+      }
+    }
+  }
+}
+
+void squares_of_sums(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(37)) {
+    check_squares_of_sums(on, count, 1 + count % 3, count % 2 == 0);
+  }
+  check_squares_of_sums(on, 300, Summands::most + 3, false);
+}
+
+void squares_of_long_sums(TestBackend& on) { check_squares_of_sums(on, 200'003, 2, false); }
+
+// Padding between runs is zero in all arrays of gradients.
+void squares_of_stochastic_sums(TestBackend& on) {
+  for (const std::size_t count : {0u, 1u, 127u, 128u, 1'000u, 200'003u}) {
+    Patterns from = finite_patterns(DType::bf16, 128 + count, 1), into = finite_patterns(DType::bf16, 128 + count, 2);
+    std::fill_n(from.begin() + 60, 68, 0u);
+    std::fill_n(into.begin() + 60, 68, 0u);
+    const Placed source(on, from, DType::bf16);
+    const std::vector<Run> runs{{.count = 60}, {.begin = 128, .count = count, .tensor = 1, .tensor_begin = 128}};
+    check_squares_of(on, into, DType::bf16, [&](const View& target, ExactSum* squares) {
+      on.kernels().accumulate_stochastic(source.view(), target, runs, {.stream = 5}, squares);
+    });
+  }
+}
+
 void extremes(TestBackend& on) {
   CHECK(value(sum_on(on, Patterns(1, 1u), DType::fp32)) == 0x1p-298);
   CHECK(value(sum_on(on, Patterns(1 << 20, 1u), DType::fp32)) == 0x1p-278);
@@ -104,13 +160,22 @@ TEST_CASE("sums of the smallest and largest squares are exact, and those of infi
   on_every_isa(extremes);
 }
 
+TEST_CASE("a sum makes the squares of its result in the same pass") {
+  for (auto* const test : {squares_of_sums, squares_of_stochastic_sums})
+    on_every_isa(test);
+  for (auto* const test : {squares_of_long_sums, squares_of_stochastic_sums})
+    on_every_cpu(test);
+}
+
 TEST_CASE("CUDA's threads sum squares as the CPU does") {
-  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes,
+                           squares_of_sums, squares_of_long_sums, squares_of_stochastic_sums}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA sums squares as the CPU does", "[gpu]") {
-  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes,
+                           squares_of_sums, squares_of_long_sums, squares_of_stochastic_sums}) {
     on_cuda(test);
   }
 }

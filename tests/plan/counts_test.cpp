@@ -8,7 +8,7 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
-#include "zero/plan/program.h"
+#include "zero/plan/program_cost.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -191,11 +191,45 @@ TEST_CASE("sums of gradients are squared on the device before they go to the hos
     const CompiledPlan plan = plan_of(setup);
     const std::vector<Op>& ops = plan.program().ops;
     CAPTURE(each.micro_steps, each.host_is_device);
-    CHECK(std::ranges::count(ops, OpKind::norm, &Op::kind) == 4);
+    CHECK(std::ranges::count_if(ops, takes_norm) == 4);
     for (std::size_t i = 0; i < ops.size(); ++i) {
-      if (ops[i].kind != OpKind::norm) continue;
+      if (!takes_norm(ops[i])) continue;
       CHECK((ops[i].lane == Lane::reduce) == each.on_device);
       CHECK((ops[i + 1].kind == OpKind::download && ops[i + 1].from == ops[i].from) == each.on_device);
+    }
+  }
+}
+
+TEST_CASE("a rank alone reads and writes a sum of gradients once for each pass, and makes its squares meanwhile") {
+  for (const bool counted : {true, false}) {
+    for (const Spread& gradients : {device, host}) {
+      for (const std::size_t micro_steps : {1u, 3u}) {
+        PlanSetup setup{.model = plain_model(4), .placement = placement_of_stage(2, 1), .micro_steps = micro_steps};
+        setup.placement.gradients = gradients;
+        setup.placement.state = host;
+        setup.model.units[2].tensors.front().counted = counted;
+        const CompiledPlan plan = plan_of(setup);
+        CAPTURE(counted, gradients.fractions(), micro_steps);
+        for (std::size_t unit = 0; unit < 4; ++unit) {
+          const UnitLayout& layout = plan.layout().units[unit];
+          const std::size_t values = layout.trained.shard * plan.input().width(unit);
+          const std::size_t sums = layout.trained.shard * plan.input().width_of_sums(unit);
+          std::size_t moved = 0, normed = 0, norms = 0;
+          for (const Op& op : plan.program().ops) {
+            const bool sums_up = op.kind == OpKind::reduce || op.kind == OpKind::accumulate;
+            if (op.unit != unit || !(sums_up || op.kind == OpKind::norm)) continue;
+            moved += bytes_moved(op, plan.placement());
+            if (op.kind == OpKind::norm) ++norms;
+            if (takes_norm(op)) normed += (op.kind == OpKind::norm ? op.from : op.to).bytes;
+          }
+          const bool is_counted = counted || unit != 2;
+          CHECK(normed == sums);
+          CHECK((norms > 0) == !is_counted);
+          const bool passes = gradients == host;  // micro-steps after the first add to what is on the host
+          const std::size_t later = passes ? values + 4 * sums : values + 2 * sums;
+          CHECK(moved == values + sums + (micro_steps - 1) * later + (is_counted ? 0 : sums));
+        }
+      }
     }
   }
 }

@@ -279,9 +279,9 @@ class Follower {
         return contents_.copy(op.from, op.to);
       case OpKind::gather: return gather(op);
       case OpKind::use: return use(op);
-      case OpKind::reduce: return reduce(op);
-      case OpKind::accumulate: return accumulate(op);
-      case OpKind::norm: return norm(op);
+      case OpKind::reduce: reduce(op); return norm_of_sum(op);
+      case OpKind::accumulate: accumulate(op); return norm_of_sum(op);
+      case OpKind::norm: return norm(op.unit, op.first, op.from, op.to);
       case OpKind::agree: return agree(op);
       case OpKind::update: return update(op);
       case OpKind::momentum: return momentum(op);
@@ -391,12 +391,21 @@ class Follower {
   }
 
   // Notes the sum. It counts at the agreement, because sums may be cleared and made anew before.
-  void norm(const Op& op) {
+  void norm(std::size_t unit, std::size_t first, const Piece& from, const Piece& to) {
     if (step_.agreed) complain("comes after the agreement");
-    if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);
-    const bool complete = contents_.is(op.from, expected_.all_gradients(op.unit, op.first));
-    const Range range{op.first, op.from.bytes / expected_.width_of_sums(op.unit)};
-    step_.normed[op.to.slot].push_back({op.unit, range, complete ? std::string() : contents_.text(op.from)});
+    if (to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", to.bytes);
+    const bool complete = contents_.is(from, expected_.all_gradients(unit, first));
+    const Range range{first, from.bytes / expected_.width_of_sums(unit)};
+    step_.normed[to.slot].push_back({unit, range, complete ? std::string() : contents_.text(from)});
+  }
+
+  // A sum over ranks has no norm in its pass, nor has one of tensors that another rank counts.
+  void norm_of_sum(const Op& op) {
+    if (!op.state.exists()) return;
+    if (op.kind == OpKind::reduce && in_.placement.ranks() > 1) complain("takes the norm of what ranks exchange");
+    if (!std::ranges::all_of(in_.model.units[op.unit].tensors, &Tensor::counted))
+      complain("takes the norm of tensors that another rank counts");
+    norm(op.unit, op.first, op.to, op.state);
   }
 
   void agree(const Op& op) {

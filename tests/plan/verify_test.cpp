@@ -253,6 +253,30 @@ TEST_CASE("the verifier names the fault") {
              Contains("tile 1, which the model does not have"));
 }
 
+TEST_CASE("a sum that takes the norm of tensors that another rank counts, or of a part of a step, is a fault") {
+  PlanSetup setup{.model = plain_model(3), .placement = placement_of_stage(0, 1), .micro_steps = 2};
+  const auto problem_with = [&](const auto& change) {
+    const CompiledPlan plan = plan_of(setup);
+    REQUIRE(verify(plan.input(), plan.program()).empty());
+    Program broken = plan.program();
+    change(broken);
+    const auto problems = verify(plan.input(), broken);
+    return problems.empty() ? std::string("nothing") : problems.front();
+  };
+  const auto take_norm = [](Program& program, OpKind kind) {
+    const auto norm = std::ranges::find(program.slots, SlotRole::norm, &Slot::role);
+    std::ranges::find(program.ops, kind, &Op::kind)->state = {static_cast<std::size_t>(norm - program.slots.begin()), 0,
+                                                              norm->bytes};
+  };
+  using Catch::Contains;
+  CHECK_THAT(problem_with([](Program& program) { std::ranges::find_if(program.ops, takes_norm)->state = {}; }),
+             Contains("0 elements of unit 2 are in the norm"));
+  CHECK_THAT(problem_with([&](Program& program) { take_norm(program, OpKind::reduce); }), Contains("needs a norm of"));
+  setup.model.units[2].tensors.front().counted = false;
+  CHECK_THAT(problem_with([&](Program& program) { take_norm(program, OpKind::accumulate); }),
+             Contains("tensors that another rank counts"));
+}
+
 TEST_CASE("a gather that is encoded for an exact use, or exact for another, is a fault") {
   const CompiledPlan plan = plan_of(samples().back());
   const std::vector<Op>& ops = plan.program().ops;

@@ -22,12 +22,12 @@ class FaultyBackend final : public kernels::Backend {
   }
   void cast(const ConstView& from, const View& to) override { right_->cast(from, to); }
   void clear(const View& to) override { right_->clear(to); }
-  void sum(std::span<const ConstView> from, const View& into, bool continues) override {
-    right_->sum(from, into, continues);
+  void sum(std::span<const ConstView> from, const View& into, bool continues, kernels::ExactSum* squares) override {
+    right_->sum(from, into, continues, squares);
   }
   void accumulate_stochastic(const ConstView& from, const View& into, std::span<const kernels::Run> runs,
-                             const kernels::RoundingPlace& place) override {
-    right_->accumulate_stochastic(from, into, runs, place);
+                             const kernels::RoundingPlace& place, kernels::ExactSum* squares) override {
+    right_->accumulate_stochastic(from, into, runs, place, squares);
   }
   void sum_of_squares(const ConstView& values, kernels::ExactSum* into) override {
     right_->sum_of_squares(values, into);

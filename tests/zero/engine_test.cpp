@@ -505,7 +505,7 @@ TEST_CASE("a step's metrics hold the bytes of its lanes and the trainer's waits"
   alone.use_all(1.0f);
   const Metrics metrics = alone.training.step().metrics;
   const auto at = [](Lane lane) { return static_cast<std::size_t>(lane); };
-  CHECK(metrics.bytes[at(Lane::reduce)] == 2 * (256 + 512));  // gradients are cleared, their squares summed
+  CHECK(metrics.bytes[at(Lane::reduce)] == 2 * (256 + 256 + 512));  // clears, reads and writes
   CHECK(metrics.bytes[at(Lane::disk)] == 0);
   CHECK(metrics.busy[at(Lane::compute)] > 0.0);
   CHECK(metrics.stalls[at(Lane::reduce)] > 0.0);

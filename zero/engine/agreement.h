@@ -30,27 +30,34 @@ struct LastingNorm {
   std::size_t download = none;  // operation that took them there, if the program takes their norm on their way
 };
 
-// The norm of a unit whose parts went there one after another is one.
+// The norm of a unit whose parts went there, or were added there, one after another is one.
 inline std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list) {
   const auto agree = std::ranges::find(list, OpKind::agree, &Op::kind);
   std::vector<LastingNorm> norms;
   for (auto op = list.begin(); op != list.end(); ++op) {
-    if (op->kind != OpKind::norm) continue;
+    if (!takes_norm(*op)) continue;
+    LastingNorm lasting{*op};
+    Op& norm = lasting.norm;
+    if (op->kind != OpKind::norm) {
+      norm.kind = OpKind::norm;
+      norm.from = op->to;
+      norm.to = std::exchange(norm.state, {});
+    }
     const auto download = std::find_if(op, list.end(), [&](const Op& d) {
       return d.kind == OpKind::download && d.unit == op->unit && d.tile == none;
     });
-    if (download == list.end() || download->from != op->from) {
-      norms.push_back({*op});
-      continue;
-    }
-    if (op->first == 0) {
-      Op& norm = norms.emplace_back(LastingNorm{*op}).norm;
+    if (download != list.end() && download->from == norm.from) {
       norm.lane = Lane::host;
-      norm.from = download->to.part(0, 0);
+      norm.from = download->to;
       norm.to = agree->state;
+      lasting.download = static_cast<std::size_t>(download - list.begin());
     }
-    norms.back().norm.from.bytes += download->to.bytes;
-    norms.back().download = static_cast<std::size_t>(download - list.begin());
+    if (norm.first > 0) {
+      norms.back().norm.from.bytes += norm.from.bytes;
+      norms.back().download = lasting.download;
+    } else {
+      norms.push_back(lasting);
+    }
   }
   return norms;
 }

@@ -39,13 +39,19 @@ class Arithmetic {
   void accumulate(const Op& op, std::uint64_t step) const {
     const View from = op.value_bytes > 0 ? slots_.view(op.from, dtype(op)) : sums(op, op.from);
     const View into = sums(op, op.to);
-    if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, into);
+    if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, into, norm_in(op));
     const UnitLayout& layout = plan_.layout().units[op.unit];
     const std::size_t shard = layout.trained.shard_range(plan_.input().rank_in_shard_group).first;
     const Range range{shard + op.first, into.count()};
     const std::uint64_t stream = kernels::rounding_stream(kernels::seed_of_gradients, op.sum, step);
     context_.backend().accumulate_stochastic(from, into, runs_in(plan_.model().units[op.unit], layout, range),
-                                             {.stream = stream, .first_index = range.first});
+                                             {.stream = stream, .first_index = range.first}, norm_in(op));
+  }
+
+  // A lone rank's reduction adds its gradients to zero, so that its bits are those of a sum.
+  void reduce_alone(const Op& op) const {
+    const ConstView from = slots_.view(op.from, dtype(op));
+    context_.backend().sum({&from, 1}, sums(op, op.to), norm_in(op));
   }
 
   void add_squares(const Op& op) const {
@@ -167,6 +173,11 @@ class Arithmetic {
  private:
   Range range_of(const Op& update) const {  // a range of the unit's elements
     return plan_.layout().units[update.unit].tile_range(plan_.input().rank_in_shard_group, update.tile);
+  }
+
+  // The norm that a sum takes in its pass, if it takes one.
+  kernels::ExactSum* norm_in(const Op& sum) const {
+    return takes_norm(sum) ? reinterpret_cast<kernels::ExactSum*>(slots_.data(sum.state)) : nullptr;
   }
 
   DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }

@@ -275,12 +275,9 @@ class OpExecutor {
   }
 
   void reduce(const Op& op, std::uint64_t step) const {
+    if (parts_.plan.placement().ranks() == 1) return parts_.arithmetic.of(op.lane).reduce_alone(op);
     const auto [from, to] = views_of_reduction(parts_.plan, parts_.slots, op);
     if (passes_host(op)) return parts_.mesh.host->reduce_scatter(from, to);
-    if (op.from == op.to) {  // a lone rank adds its gradients to zero, so that its bits are those of a sum
-      const ConstView gradients = from;
-      return parts_.arithmetic.of(op.lane).context().backend().sum({&gradients, 1}, to);
-    }
     Communicator& group = reducing(op);
     group.use_memory(parts_.slots.all_of(SlotRole::received), parts_.slots.all_of(SlotRole::host_sums));
     if (op.codes.exist()) return reduce_encoded(op, step, {from, to});

@@ -56,30 +56,30 @@ class GradientSums {
     if (complete && !is_normed) norm(unit);
   }
 
-  // Returns whether the sum is in the norm already; otherwise norm() adds it when it is complete.
-  // Sums over the ranks, and adds the result to what the step has summed so far.
+  // Sums over the ranks, and adds the result to what the step has summed so far. Returns whether a complete sum is in the norm
+  // already; otherwise norm() adds it.
   bool sum(std::size_t unit, const Piece& gradients, bool complete = false) {
     StepSlots& slots = context_.slots;
     const std::size_t kept = slots.of(unit).reduced;
     const Piece home = kept == none ? Piece{} : Piece{kept, 0, slots.shard_bytes(unit)};
     const std::size_t number = home.exists() ? sums_done_[unit]++ : 0;
+    Sum way{unit, number, gradients, home, norm_of_sum(unit, complete, number == 0)};
+    const bool is_added =
+        number > 0 && way.norm.exists();  // the last operation adds to the home, and makes the squares
     if (number > 0 && slots.adds_at_home(unit)) {
-      accumulate(unit, gradients, home, {.value_bytes = context_.width(unit)});
+      accumulate(way, gradients, home, {.value_bytes = context_.width(unit)});
       summed_[unit] = home;
-      return false;
+      return is_added;
     }
     if (slots.sums_on_host(unit)) {
-      summed_[unit] = sum_on_host({unit, number, gradients, home});
-      return false;
+      summed_[unit] = sum_on_host(way);
+      return is_added;
     }
-    const bool is_first = !home.exists() || number == 0;
-    const bool is_normed = complete && is_first && slots.is_normed_on_its_way(unit);
-    const Sum way{unit, number, gradients, home, is_normed};
     Piece last;
     for (const Range& part : slots.parts_of_sum(unit))
       last = sum_part(way, part);
     summed_[unit] = home.exists() ? home : last;
-    return is_normed;
+    return way.norm.exists();
   }
 
   void norm(std::size_t unit) { add_norm(unit, summed_[unit], context_.residence(unit).gradients); }
@@ -108,14 +108,29 @@ class GradientSums {
 
  private:
   // A sum over the ranks: of which gradients, how many of the unit came before in the step, where sums of the step are added up if
-  // anywhere, and whether it is in the norm before it gets there.
+  // anywhere, and the norm that gets its squares while it is made or on its way there, if any does.
   struct Sum {
     std::size_t unit = 0;
     std::size_t number = 0;
     Piece gradients{};
     Piece home{};
-    bool is_normed = false;
+    Piece norm{};
   };
+
+  // Returns the norm to which the operations of a complete sum add its squares. A tensor that another rank counts needs an operation
+  // of its own, and so does a sum that ranks have exchanged, where it is kept.
+  Piece norm_of_sum(std::size_t unit, bool complete, bool is_first) const {
+    const StepSlots& slots = context_.slots;
+    if (!complete) return {};
+    if (is_first && slots.is_normed_on_its_way(unit)) return slots.norm(Tier::device);
+    const Tier tier = context_.residence(unit).gradients;
+    const bool is_made_here = !is_first || (context_.input.placement.ranks() == 1 && tier == Tier::device);
+    return is_made_here && counts_all(unit) ? slots.norm(tier) : Piece{};
+  }
+
+  bool counts_all(std::size_t unit) const {
+    return std::ranges::all_of(context_.input.model.units[unit].tensors, &Tensor::counted);
+  }
 
   // Returns the memory in which the sum of a part of the shard lies then.
   Piece sum_part(const Sum& of, const Range& part) {
@@ -131,14 +146,16 @@ class GradientSums {
     const bool straight_home = home.exists() && of.number == 0;
     Piece sum = gradients;
     if (!slots.sums_in_place(of.unit)) sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
-    reduce(of, part.first, gradients, sum);
-    if (of.is_normed) add_norm(of.unit, sum, Tier::device, part.first);
+    const bool is_reduced_last = of.norm.exists() && of.number == 0;
+    const bool takes_norm = is_reduced_last && context_.input.placement.ranks() == 1 && counts_all(of.unit);
+    reduce(of, part.first, gradients, sum, takes_norm ? of.norm : Piece{});
+    if (is_reduced_last && !takes_norm) add_norm(of.unit, sum, Tier::device, part.first);
     if (!on_device) {
       const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
       download(of.unit, sum, landed);
       sum = landed;
     }
-    if (home.exists() && sum != home) accumulate(of.unit, sum, home, {.first = part.first});
+    if (home.exists() && sum != home) accumulate(of, sum, home, {.first = part.first});
     return sum;
   }
 
@@ -151,7 +168,7 @@ class GradientSums {
     const Piece sum = straight_home ? of.home : rings.landed.next(context_.slots.shard_bytes(of.unit));
     reduce(of, 0, copy, sum);
     if (!of.home.exists() || straight_home) return sum;
-    accumulate(of.unit, sum, of.home, {});
+    accumulate(of, sum, of.home, {});
     return of.home;
   }
 
@@ -211,17 +228,18 @@ class GradientSums {
     std::size_t value_bytes = 0;  // of gradients that are not reduced first; 0 for those that are
   };
 
-  void accumulate(std::size_t unit, const Piece& from, const Piece& home, const Addend& of) {
-    const bool on_device = context_.residence(unit).gradients == Tier::device;
+  void accumulate(const Sum& sum, const Piece& from, const Piece& home, const Addend& of) {
+    const bool on_device = context_.residence(sum.unit).gradients == Tier::device;
     context_.builder.add({.kind = OpKind::accumulate,
                           .lane = on_device ? Lane::reduce : Lane::host,
                           .phase = Phase::backward,
-                          .unit = unit,
+                          .unit = sum.unit,
                           .first = of.first,
-                          .sum = sums_done_[unit] - 1,
+                          .sum = sum.number,
                           .value_bytes = of.value_bytes,
                           .from = from,
-                          .to = home});
+                          .to = home,
+                          .state = sum.norm});
   }
 
   void clear(std::size_t unit, const Piece& gradients) {
@@ -229,7 +247,7 @@ class GradientSums {
         {.kind = OpKind::clear, .lane = Lane::reduce, .phase = Phase::backward, .unit = unit, .to = gradients});
   }
 
-  void reduce(const Sum& of, std::size_t first, const Piece& gradients, const Piece& to) {
+  void reduce(const Sum& of, std::size_t first, const Piece& gradients, const Piece& to, const Piece& norm = {}) {
     const std::size_t unit = of.unit;
     const Placement& placement = context_.input.placement;
     const bool writes_follow = context_.input.schedule.update_in_backward || context_.input.updates_early();
@@ -247,6 +265,7 @@ class GradientSums {
                             .value_bytes = from == gradients ? context_.width(unit) : sizeof(float),
                             .from = from,
                             .to = sum,
+                            .state = norm,
                             .codes = context_.slots.reduce_codes(unit, ranks)},
                            after);
     };

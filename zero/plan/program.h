@@ -22,7 +22,7 @@ enum class OpKind : std::uint8_t {
   gather,  // `to` = the `from` of every rank, one after another; in the lane of uploads, of host memory that ranks share
   use,     // the trainer reads `from` (parameters) and, in backward, adds to `to` (gradients)
   reduce,  // `to` = the sum over the ranks of `from`: this rank's part of it, or all; in the lane of the host, there
-  accumulate,  // `to` += `from`
+  accumulate,  // `to` += `from`. Like a lone rank's reduction it may take the norm of `to`, in the same pass: `state`
   download,    // `to` = `from`: copies the device's bytes to the host
   keep,        // `to` = `from`: copies on the host
   norm,        // `to` += the squares of `from`, exactly
@@ -112,6 +112,11 @@ struct Op {
 // Whether ranks reach each other's `from` in host memory: devices gather from there, and the host sums.
 inline bool passes_host(const Op& op) {
   return (op.kind == OpKind::gather && op.lane == Lane::upload) || (op.kind == OpKind::reduce && op.lane == Lane::host);
+}
+
+// Whether an operation adds the squares of gradients to a norm: `norm`, or a sum that takes its norm.
+inline bool takes_norm(const Op& op) {
+  return op.kind == OpKind::norm || ((op.kind == OpKind::reduce || op.kind == OpKind::accumulate) && op.state.exists());
 }
 
 // The purpose of a slot. Code finds slots by their role; their names are for display.

@@ -134,6 +134,7 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::reduce: {
       if (passes_host(op)) return op.from.bytes + op.to.bytes;
       if (op.codes.exist()) return op.codes.received;
+      if (placement.ranks() == 1) return op.from.bytes + op.to.bytes;
       const double part = part_of_others(count_of(op.ranks, placement, op.parts));
       const bool gathers = op.ranks == Ranks::replica_group && placement.parameter_replicas == 1;  // the sum, for all
       const std::size_t bytes = op.from.bytes + (gathers ? op.to.bytes : 0);
@@ -196,6 +197,7 @@ double seconds_of(const Op& op, const SimulationInput& input) {
       if (passes_host(op)) {
         return machine.collective_latency + bytes / (op.kind == OpKind::gather ? machine.shared : machine.host_memory);
       }
+      if (op.kind == OpKind::reduce && input.placement.ranks() == 1) return bytes / memory(op.from);
       return machine.collective_latency + seconds_on_links(op, input.placement, machine).sum() +
              coding / machine.device_memory;
     case OpKind::orthogonalize: return machine.products > 0 ? op.operations / machine.products : 0;
