@@ -217,6 +217,15 @@ def test_values_that_a_failed_start_has_freed_are_not_trained_with(stage, monkey
     assert same(model, unfailing)
 
 
+def test_values_that_a_partition_had_taken_are_not_saved(monkeypatch, tmp_path):
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    fail(monkeypatch, model, partitioner, "gathered_memory_for")
+    for use in (lambda: model(torch.ones(20)), lambda: ballast.save(tmp_path, model, optimizer)):
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*lost on the way"):
+            use()
+
+
 def test_an_evaluation_in_inference_mode_leaves_trainable_parameters(monkeypatch):
     model, optimizer = evaluated()
     freeze_a_layer(model, optimizer)

@@ -26,7 +26,7 @@ from ballast.torch.gpu import gpu_of_tensors, stream_on
 from ballast.torch.memory import BYTES, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import DeferredParameters, drop, is_pending, make_unpartitioned, suspend
 from ballast.torch.parameters.gathered_memory import gathered_memory_for
-from ballast.torch.parameters.managed_parameter import is_without_values, managed
+from ballast.torch.parameters.managed_parameter import is_without_values, managed, owner_of
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
 from ballast.torch.parameters.parameter_memory import FullParameters, ParameterMemory
 from ballast.torch.parameters.units import (
@@ -494,11 +494,13 @@ class StateMigration:
         for taken in self._taken.values():
             if self._is_written(taken):
                 taken.keep(kind for kind in taken.values if kind is not None)
+        owners = {id(each): owner_of(each) for each in parameters()}
         try:
             partition = make()
         except BaseException:
             self.suspend_all()
-            self._is_lost = any(id(each) not in self._taken and is_freed(each) for each in parameters())
+            others = [each for each in parameters() if id(each) not in self._taken]
+            self._is_lost = any(is_freed(each) or owner_of(each) is not owners[id(each)] for each in others)
             raise
         try:
             self._write_to(partition)
