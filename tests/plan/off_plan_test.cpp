@@ -144,7 +144,7 @@ std::vector<Sample> off_plan_samples() {
   PlanSetup in_backward{.model = plain_model(4), .placement = placement_of_stage(3, 2)};
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
-  return {{nvme_state, 13, {backward(0), forward(1), backward(3)}},
+  return {{nvme_state, 13, {backward(0), forward(3), backward(1)}},
           {on_host, 5, {backward(0), backward(3)}},
           {full, 5, {backward(0), backward(3)}},
           {in_backward, 5, {backward(0), backward(1)}}};
@@ -175,11 +175,25 @@ TEST_CASE("no operation of an off-plan list is superfluous") {
   }
 }
 
+TEST_CASE("units that are used in turns off plan are gathered once, and the one that was used last stays longest") {
+  const CompiledPlan plan = plan_of({.model = plain_model(4), .placement = placement_of_stage(3, 2)});  // two units fit
+  const auto gathers = [&](const Trace& uses) {
+    OffPlanStep step;
+    std::ptrdiff_t found = 0;
+    for (const Visit& use : uses)
+      found += std::ranges::count(compile_visits(plan.input(), step, {use}), OpKind::gather, &Op::kind);
+    return found;
+  };
+  CHECK(gathers({forward(0), forward(1), forward(0), forward(1)}) == 2);
+  CHECK(gathers({forward(0), forward(1), forward(0), forward(2), forward(0)}) == 3);
+  CHECK(gathers({forward(0), forward(1), forward(0), forward(2), forward(1)}) == 4);
+}
+
 TEST_CASE("a unit that was updated in the backward pass cannot be used again in that step") {
   const Sample sample = off_plan_samples()[3];
   const CompiledPlan plan = plan_of(sample.setup);
-  const OffPlanStep step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
-                         .by_program = 5};
+  OffPlanStep step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
+                   .by_program = 5};
   for (const Visit& visit : {forward(3), backward(3), backward(0)}) {
     CHECK_THROWS_WITH(compile_visits(plan.input(), step, {visit}),
                       Catch::Contains("B1007") && Catch::Contains("unit h." + std::to_string(visit.unit)) &&

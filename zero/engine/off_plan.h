@@ -52,6 +52,7 @@ class OffPlan {
     if (needs_second_sum(chain)) {
       change_program(parts_.running.input().trace, true);
       follow({}, chain.back());  // the rest of the old program is gone
+      so_far_.gathered.clear();
     }
     follow(compile_visits(parts_.running.input(), so_far_, chain), chain.back());
   }
@@ -65,6 +66,7 @@ class OffPlan {
   // Lets further uses of the step gather changed parameters again.
   // The rest of the program would use what it has gathered before the change. What is done on demand uses nothing from before.
   void forget_gathered() {
+    so_far_.gathered.clear();
     const std::vector<Slot>& slots = parts_.running.program().slots;
     const bool gathers = std::ranges::find(slots, SlotRole::gathered, &Slot::role) != slots.end();
     if (visited_.empty() || !gathers) return;

@@ -61,6 +61,8 @@ class RunningProgram {
     compiled_ = std::move(program);
     input_.trace = trace;
     input_.extra_sum_slots = extra_sum_slots;
+    input_.gathered_bytes =
+        gathered_bytes();  // this trace might need another size, and off-plan lists use the slot too
     count_memory();
   }
 
@@ -69,9 +71,14 @@ class RunningProgram {
     CompileInput input = input_;
     input.trace = trace;
     input.extra_sum_slots = extra_sum_slots;
-    const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
-    if (gathered != program().slots.end()) input.gathered_bytes = gathered->bytes;
+    input.gathered_bytes = gathered_bytes();
     return input;
+  }
+
+  std::optional<std::size_t> gathered_bytes() const {  // none: the program has no slot for gathered units
+    const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
+    if (gathered == program().slots.end()) return {};
+    return gathered->bytes;
   }
 
   void count_memory() { memory_ = bytes_by_tier(ledger_of(program(), plan_.blocks().records())); }

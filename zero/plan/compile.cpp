@@ -64,6 +64,7 @@ class StepCompiler {
   CompileContext& context() { return context_; }
   GradientSums& gradients() { return gradients_; }
   RecordStream& records() { return records_; }
+  ParameterGathers& parameters() { return parameters_; }
   UnitUpdates& updates() { return updates_; }
 
   bool is_early(std::size_t unit) const { return in_backward_[unit] && !context_.input.schedule.update_in_backward; }
@@ -263,6 +264,7 @@ class OffPlanCompiler {
                      .needed = "the uses of Schedule::layer_major in the order of TrainingOptions::trace"};
     });
     compiler_.begin_step();
+    compiler_.parameters().gathered().take_over(step.gathered);
     take_over();
   }
 
@@ -280,6 +282,11 @@ class OffPlanCompiler {
       compiler_.visit(in_.micro_steps - 1, i);
     }
     return compiler_.context().builder.step(0, 0);
+  }
+
+  // What is gathered then, the units of these visits last.
+  std::vector<GatheredUnit> gathered() {
+    return compiler_.parameters().gathered().by_last_use(std::span(uses_.trace()).subspan(step_.visits.size()));
   }
 
   // Computes the norm anew, because a unit may have got more gradients since the program added it to the norm.
@@ -410,10 +417,13 @@ Program outline(const CompileInput& input) {
   return without_operations(StepSlots(input, Uses(trace_of(input), input.model.units.size())));
 }
 
-std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain) {
+std::vector<Op> compile_visits(const CompileInput& input, OffPlanStep& step, const Trace& chain) {
   Trace trace = step.visits;
   trace.insert(trace.end(), chain.begin(), chain.end());
-  return OffPlanCompiler(input, step, trace).rest_of_visits();
+  OffPlanCompiler compiler(input, step, trace);
+  std::vector<Op> ops = compiler.rest_of_visits();
+  step.gathered = compiler.gathered();
+  return ops;
 }
 
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step) {

@@ -9,8 +9,9 @@ namespace ballast {
 
 // An off-plan step: one in which the trainer has left the program's order.
 struct OffPlanStep {
-  Trace visits{};              // so far, in all micro-steps
-  std::size_t by_program = 0;  // how many of them, from the first on, the program's operations served
+  Trace visits{};                        // so far, in all micro-steps
+  std::size_t by_program = 0;            // how many of them, from the first on, the program's operations served
+  std::vector<GatheredUnit> gathered{};  // what the last list has left in memory, the one that was used last at the end
 };
 
 // Calls check(), which may throw, before anything else.
@@ -18,9 +19,9 @@ Program compile(const CompileInput& input);
 
 // Return the operations of an off-plan step, which replace the rest of the program, in the program's slots: a list for
 // each use, with the units that are held together, and one for the end of the step. A list begins when everything
-// before it is over, and does nothing ahead. After the last one the engine runs the program's entry. Throw B1007 for a
-// unit that has been updated already, B2004 for a unit that does not fit.
-std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain);
+// before it is over, and does nothing ahead. It uses what the one before has gathered. After the last one the engine runs
+// the program's entry. Throw B1007 for a unit that has been updated already, B2004 for a unit that does not fit.
+std::vector<Op> compile_visits(const CompileInput& input, OffPlanStep& step, const Trace& chain);
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step);
 
 // Return what follows the agreement of a step that has updated units early, and needs other updates than those. Both bring back the

@@ -12,6 +12,15 @@
 
 namespace ballast {
 
+// A unit's parameters in the memory for gathered ones.
+struct GatheredUnit {
+  std::size_t unit = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool exact = false;     // see Visit::exact
+  std::size_t order = 0;  // off plan: the last uses in their order; those of the list come after all others
+};
+
 // The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
 Trace visits_of(const Model& model, std::size_t unit, Phase phase, bool exact = false);
 

@@ -12,20 +12,13 @@
 namespace ballast {
 
 // The units that are gathered at one time, and their position in the memory for them. The order of all uses is known,
-// so Belady's rule decides: the unit whose next use is farthest away is dropped.
+// so Belady's rule decides: the unit whose next use is farthest away is dropped. Off plan it is the one whose last use is.
 class GatheredUnits {
  public:
-  struct Extent {
-    std::size_t unit = 0;
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    bool exact = false;  // see Visit::exact
-  };
+  GatheredUnits(std::size_t bytes, const Uses& uses, bool off_plan) : bytes_(bytes), uses_(uses), off_plan_(off_plan) {}
 
-  GatheredUnits(std::size_t bytes, const Uses& uses) : bytes_(bytes), uses_(uses) {}
-
-  std::optional<Extent> find(std::size_t unit) const {  // none: it is not gathered
-    const auto extent = std::ranges::find(extents_, unit, &Extent::unit);
+  std::optional<GatheredUnit> find(std::size_t unit) const {  // none: it is not gathered
+    const auto extent = std::ranges::find(extents_, unit, &GatheredUnit::unit);
     if (extent == extents_.end()) return {};
     return *extent;
   }
@@ -37,12 +30,16 @@ class GatheredUnits {
     while (true) {
       if (const auto gap = first_gap(extents, bytes)) {
         const bool exact = uses_.trace()[position % uses_.trace().size()].exact;
-        extents.insert(gap->second, {unit, gap->first, gap->first + bytes, exact});
+        extents.insert(gap->second, {unit, gap->first, gap->first + bytes, exact, none});
         extents_ = std::move(extents);
         return true;
       }
-      const auto next_use = [&](const Extent& extent) { return uses_.next(extent.unit, now); };
-      const auto farthest = std::ranges::max_element(extents, {}, next_use);
+      const auto next_use = [&](const GatheredUnit& extent) {
+        const std::size_t next = uses_.next(extent.unit, now);
+        return off_plan_ && next >= uses_.trace().size() ? none : next;
+      };
+      const auto farthest = std::ranges::max_element(
+          extents, {}, [&](const GatheredUnit& extent) { return std::pair(next_use(extent), none - extent.order); });
       if (farthest == extents.end() || next_use(*farthest) <= position) return false;
       extents.erase(farthest);
     }
@@ -52,13 +49,29 @@ class GatheredUnits {
   bool has_gap(std::size_t bytes) const { return first_gap(extents_, bytes).has_value(); }
 
   void drop(std::size_t unit) {
-    std::erase_if(extents_, [&](const Extent& extent) { return extent.unit == unit; });
+    std::erase_if(extents_, [&](const GatheredUnit& extent) { return extent.unit == unit; });
   }
 
   void clear() { extents_.clear(); }
 
+  void take_over(const std::vector<GatheredUnit>& by_last_use) {
+    extents_ = by_last_use;
+    for (std::size_t i = 0; i < extents_.size(); ++i)
+      extents_[i].order = i;
+    std::ranges::sort(extents_, {}, [](const GatheredUnit& each) { return std::pair(each.begin, each.end); });
+  }
+
+  std::vector<GatheredUnit> by_last_use(std::span<const Visit> last) const {
+    std::vector<GatheredUnit> found = extents_;
+    for (GatheredUnit& each : found) {
+      if (std::ranges::find(last, each.unit, &Visit::unit) != last.end()) each.order = none;
+    }
+    std::ranges::stable_sort(found, {}, &GatheredUnit::order);
+    return found;
+  }
+
  private:
-  using Extents = std::vector<Extent>;
+  using Extents = std::vector<GatheredUnit>;
 
   // The beginning of the first gap of this size, and the extent after it.
   std::optional<std::pair<std::size_t, Extents::const_iterator>> first_gap(const Extents& extents,
@@ -74,6 +87,7 @@ class GatheredUnits {
 
   std::size_t bytes_;
   const Uses& uses_;
+  bool off_plan_;
   Extents extents_;  // sorted by their place in memory
 };
 
@@ -82,7 +96,9 @@ class ParameterGathers {
  public:
   // `records` says which write a read of the same record has to wait for.
   ParameterGathers(CompileContext& context, const RecordStream& records)
-      : context_(context), records_(records), gathered_(context.slots.gathered_bytes(), context.uses) {}
+      : context_(context),
+        records_(records),
+        gathered_(context.slots.gathered_bytes(), context.uses, context.off_plan) {}
 
   Piece full(std::size_t unit) const {  // a unit's parameters, if they are gathered
     const std::size_t bytes = context_.slots.full_bytes(unit);
@@ -170,6 +186,7 @@ class ParameterGathers {
 
   void drop(std::size_t unit) { gathered_.drop(unit); }  // its parameters have changed, or soon will
   void drop_all() { gathered_.clear(); }
+  GatheredUnits& gathered() { return gathered_; }
 
  private:
   // A range of the full parameters. Of a section: this rank's shard in them; what the device keeps between uses, and this rank's
