@@ -170,10 +170,13 @@ def call_around(
 
 
 def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Swap the contents of two tensors, while each stays the same Python object. So a parameter can leave the meta
-    device, and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs
-    make."""
+    """Swap the contents of two tensors, while each stays the same Python object, with its hooks. So a parameter can leave the
+    meta device, and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which
+    RNNs make."""
+    hooks = [(each._backward_hooks, each._post_accumulate_grad_hooks) for each in (one, other)]
     torch._C._swap_tensor_impl(one, other)
+    for each, of_each in zip((one, other), hooks, strict=True):
+        each._backward_hooks, each._post_accumulate_grad_hooks = of_each
 
 
 # Lets functions treat a subclass of Tensor as a plain tensor in the block, in which __torch_function__ calls them.

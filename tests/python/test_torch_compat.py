@@ -130,11 +130,17 @@ def test_a_parameter_that_has_weak_references_leaves_the_meta_device_and_stays_t
     parameter = torch.nn.Parameter(torch.empty(3, device="meta"))
     parameter.mark = "kept"
     known = weakref.ref(parameter)
+    called = []
+    handle = parameter.register_hook(lambda gradient: called.append("before"))
+    parameter.register_post_accumulate_grad_hook(lambda each: called.append("after"))
     compat.swap_tensors_in_place(parameter, torch.nn.Parameter(torch.ones(3)))
     assert known() is parameter and parameter.mark == "kept"
     assert torch.equal(parameter, torch.ones(3)) and parameter.requires_grad
     parameter.sum().backward()
-    assert torch.equal(parameter.grad, torch.ones(3))
+    assert torch.equal(parameter.grad, torch.ones(3)) and called == ["before", "after"]
+    handle.remove()
+    parameter.sum().backward()
+    assert called == ["before", "after", "after"]
 
 
 def test_the_memory_of_a_storage_is_swapped_under_the_views_of_it():

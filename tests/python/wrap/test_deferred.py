@@ -166,6 +166,31 @@ def test_the_next_optimizer_takes_over_a_model_that_was_never_trained(close):
     optimizer.close()
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_hooks_of_deferred_parameters_are_called(stage, is_loaded, tmp_path):
+    def train(called):
+        with ballast.deferred():
+            model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 4))
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda gradient, name=name: called.append(f"{name} before"))
+            parameter.register_post_accumulate_grad_hook(lambda each, name=name: called.append(f"{name} after"))
+        if called:
+            ballast.load(model, tmp_path)
+            called.clear()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+        model(torch.ones(2, 600)).sum().backward()
+        optimizer.step()
+        ballast.save(tmp_path, model, optimizer)
+        optimizer.close()
+        return sorted(called)
+
+    names = [f"{layer}.{kind} {when}" for layer in "01" for kind in ("bias", "weight") for when in ("after", "before")]
+    called = []
+    assert train(called) == names
+    assert not is_loaded or train(called) == names
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_parameters_without_values_are_named(stage):
     with torch.device("meta"):
