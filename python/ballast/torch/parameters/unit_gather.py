@@ -369,7 +369,8 @@ class UnitGather:
                 self.core.release()  # an interrupt may have left a unit acquired
             return written
         unit, self._is_exact = self.open_unit, None  # an interrupt may arrive before it is closed
-        written += self._hide(unit)
+        if not self._is_hidden:
+            written += self._hide(unit)
         if self._lent:
             self._move_lent()
         if outlived := self.now.outlived():
@@ -382,7 +383,7 @@ class UnitGather:
 
     def hide_unit(self) -> None:
         """Let torch see nothing of the open unit, if there is one. Its memory stays as it is until another unit is opened."""
-        if self.open_unit is None:
+        if self.open_unit is None or self._is_hidden:
             return
         exact, self._is_exact = self._is_exact, None
         written = self._hide(self.open_unit)
@@ -392,14 +393,12 @@ class UnitGather:
 
     def _hide(self, unit: int) -> list[str]:
         """Shard the parameters of the open unit in the eyes of torch, and return the names of those that were written to."""
-        if self._is_hidden:
-            return []
         changed = []
         for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
             if (values := each.reshard(nothing, address)) is not None:
                 changed.append((each, values))
         self._is_hidden = True
-        return self._written(changed)
+        return self._written(changed) if changed else []
 
     def lend(self, number: int) -> torch.Tensor:
         """Return values of a member of the open unit that stay as they are. They are copied only if the unit is released
