@@ -193,8 +193,7 @@ class Options(ScheduleOptions, StepOptions, MachineOptions):
     offload: Option[Offload | None, Any] = replace(
         options_of(StepOptions)["offload"],
         default="auto",
-        meaning='"auto" chooses; "none", "host", "nvme"; or tiers, or fractions, of "parameters", "gradients" and "state": '
-        '"parameters=host,state=nvme"',
+        meaning='"auto" chooses; "none", "host", "nvme"; or tiers, or fractions, by kind: "parameters=host,state=nvme"',
         read=lambda given: _read_offload(given),
     )
     state_format: Option[StateFormats | None, tuple[str, ...]] = replace(

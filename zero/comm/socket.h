@@ -59,7 +59,7 @@ class Connection {
   void flush();
   bool has_unsent() const { return !unsent_.empty(); }
   bool has_arrived() const;  // the other end's system has acknowledged all that was sent
-  bool is_stuck() const;  // the other end has let too many bytes lie unread
+  bool is_stuck() const;     // the other end has let too many bytes lie unread
 
   // Reads what has arrived, and waits up to `timeout` for it. Returns false when the other end is gone.
   bool receive(std::chrono::milliseconds timeout);

@@ -213,9 +213,6 @@ class ManagedParameter:
         """Become SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
         self._enter(ParameterState.SHARDED)
         self.unit = unit
-        with without_torch_function():
-            if not self.parameter.is_inference():  # torch refuses backward of a graph of before, which would use `nothing`
-                torch.autograd.graph.increment_version(self.parameter)
         self._take_from_torch(owner, nothing)
 
     def gather(self, values: torch.Tensor, *, is_copy: bool = False) -> None:
@@ -625,6 +622,14 @@ def _flat(*values: Any) -> list[Any]:
         for each in value:
             flat += each if isinstance(each, (list, tuple)) else [each]
     return flat
+
+
+def forget_graphs_of(parameter: torch.nn.Parameter) -> None:
+    """Let torch refuse backward of graphs that were made before the parameter loses its values: they would use what replaces
+    them."""
+    with without_torch_function():
+        if not parameter.is_inference():
+            torch.autograd.graph.increment_version(parameter)
 
 
 def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -31,6 +31,7 @@ from ballast.torch.parameters.managed_parameter import (
     ManagedParameter,
     ParameterOwner,
     ParameterState,
+    forget_graphs_of,
     managed,
     nothing_like,
     plain,
@@ -124,11 +125,11 @@ class GatheredViews:
 
     def outlived(self) -> list[tuple[UnitParameter, torch.UntypedStorage]]:
         """Return the members whose memory other tensors than these views have, with the storages of these tensors."""
-        return [
-            (member, self.tensors[member.tensor].untyped_storage())
-            for member, storage, users in self._users
-            if users_of_storage(storage) > users
-        ]
+        found = []
+        for member, storage, users in self._users:
+            if users_of_storage(storage) > users:
+                found.append((member, self.tensors[member.tensor].untyped_storage()))
+        return found
 
 
 NO_VIEWS = GatheredViews(None, (), ())
@@ -238,6 +239,8 @@ class UnitGather:
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
+        for member in self._nothing:
+            forget_graphs_of(member.parameter)
         for member, nothing in self._nothing.items():
             parameter = member.parameter
             self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
@@ -361,16 +364,30 @@ class UnitGather:
         if written := self.close_unit():
             refuse_lost_writes(written)
 
-    def close_unit(self) -> list[str]:
-        """Release the open unit, and return the names of parameters that were written to."""
-        written = self._written_through_views() if self._viewed else []
+    def hide_unit(self) -> None:
+        """Let torch see nothing of the open unit, if there is one. Its memory stays as it is until another unit is opened."""
+        if self.open_unit is not None and not self._is_hidden and (written := self.close_unit(hides=True)):
+            refuse_lost_writes(written)
+
+    def close_unit(self, *, hides: bool = False) -> list[str]:
+        """Release the open unit, or only hide it, and return the names of parameters that were written to."""
+        written = self._written_through_views() if self._viewed and not hides else []
         if self.open_unit is None:
             if self.lifecycle is Lifecycle.OPEN:
                 self.core.release()  # an interrupt may have left a unit acquired
             return written
-        unit, self._is_exact = self.open_unit, None  # an interrupt may arrive before it is closed
+        unit, exact, self._is_exact = self.open_unit, self._is_exact, None  # an interrupt may arrive before it is closed
         if not self._is_hidden:
-            written += self._hide(unit)
+            changed = []
+            for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
+                if (values := each.reshard(nothing, address)) is not None:
+                    changed.append((each, values))
+            self._is_hidden = True
+            if changed:
+                written += self._written(changed)
+        if hides:
+            self._is_exact = exact
+            return written
         if self._lent:
             self._move_lent()
         if outlived := self.now.outlived():
@@ -380,25 +397,6 @@ class UnitGather:
         self.core.release()
         self.open_unit, self.now = None, NO_VIEWS
         return written
-
-    def hide_unit(self) -> None:
-        """Let torch see nothing of the open unit, if there is one. Its memory stays as it is until another unit is opened."""
-        if self.open_unit is None or self._is_hidden:
-            return
-        exact, self._is_exact = self._is_exact, None
-        written = self._hide(self.open_unit)
-        self._is_exact = exact
-        if written:
-            refuse_lost_writes(written)
-
-    def _hide(self, unit: int) -> list[str]:
-        """Shard the parameters of the open unit in the eyes of torch, and return the names of those that were written to."""
-        changed = []
-        for each, nothing, address in zip(self._unit_managed[unit], self._nothing_of_unit[unit], self.now.addresses):
-            if (values := each.reshard(nothing, address)) is not None:
-                changed.append((each, values))
-        self._is_hidden = True
-        return self._written(changed) if changed else []
 
     def lend(self, number: int) -> torch.Tensor:
         """Return values of a member of the open unit that stay as they are. They are copied only if the unit is released

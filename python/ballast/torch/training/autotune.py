@@ -173,7 +173,8 @@ class Search:
             del self._has["host"]
         self._configurations = [self._best(stage) for stage in self._stages()]
         fitting = [configuration for configuration in self._configurations if self._fits(configuration)]
-        self.fastest = min(fitting, key=lambda configuration: configuration.seconds, default=None)
+        least = min((configuration.seconds for configuration in fitting), default=0.0)
+        self.fastest = next((each for each in fitting if each.seconds <= 1.01 * least), None)  # the lowest stage of equals
 
     def seconds(self) -> float:
         """Return the time of the fastest configuration that fits."""

@@ -315,7 +315,9 @@ def _free(members: Sequence[UnitParameter]) -> None:
 
 def is_freed(parameter: torch.nn.Parameter) -> bool:
     """Return whether torch's memory of a parameter is freed, and no training has its values."""
-    return managed(parameter) is None and plain(parameter).untyped_storage().nbytes() < plain(parameter).nbytes
+    if managed(parameter) is not None or parameter.layout is not torch.strided:
+        return False
+    return plain(parameter).untyped_storage().nbytes() < plain(parameter).nbytes
 
 
 LEAST_BOUND, COMPARED_EVERY = 24 << 20, 8 << 20
