@@ -317,7 +317,8 @@ def is_freed(parameter: torch.nn.Parameter) -> bool:
     """Return whether torch's memory of a parameter is freed, and no training has its values."""
     if managed(parameter) is not None or parameter.layout is not torch.strided:
         return False
-    return plain(parameter).untyped_storage().nbytes() < plain(parameter).nbytes
+    lacks_memory: bool = plain(parameter).untyped_storage().nbytes() < parameter.nbytes
+    return lacks_memory
 
 
 LEAST_BOUND, COMPARED_EVERY = 24 << 20, 8 << 20
