@@ -118,7 +118,11 @@ int main(int count, char** words) {
     const Words options(words + std::min(count, 2), words + count);
     const int steps = count > 1 ? std::atoi(words[1]) : 1;
     const bool shares = !options.empty() && options.front() == "--share";
-    shares ? train_on_shared_drive(steps, options) : train(steps, options);
+    if (shares) {
+      train_on_shared_drive(steps, options);
+    } else {
+      train(steps, options);
+    }
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -10,7 +10,6 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 sys.path += [str(BENCHMARKS / name) for name in ("harness", "losses", "peers-training")]
-from suite import read_rows  # noqa: E402, F401  for the drawings of records
 
 # The reader's system chooses the light or the dark colours. A drawing paints its own background, so it stays readable on a site
 # that the reader has switched to the other colours.

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from drawing import RESULTS, Drawing, read_rows  # this finds the modules of benchmarks/
+from drawing import RESULTS, Drawing  # this finds the modules of benchmarks/
 
 import ladder  # isort: skip
+from suite import read_rows  # isort: skip
 
 LEFT, BARS, ROW, TOP = 330, 400, 44, 76  # pixels
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drawing import RESULTS, Drawing, read_rows
+from drawing import RESULTS, Drawing  # this finds the modules of benchmarks/
+
+from suite import read_rows  # isort: skip
 
 RECORD = RESULTS / "hosts-losses.jsonl"
 LEFT, WIDTH, BETWEEN = 70, 290, 66  # pixels

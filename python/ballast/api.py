@@ -371,7 +371,7 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
     parameters and buffers, which stay as they are.
 
     Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins, so
-    the files must stay until then. From a checkpoint of Ballast the other parameters and the buffers of such a model are, too.
+    the files must stay until then. A checkpoint of Ballast gives such a model its other parameters and its buffers then, too.
 
     >>> import torch
     >>> load(torch.nn.Linear(2, 1), "nowhere/*.safetensors")

@@ -207,7 +207,7 @@ TEST_CASE("a connection knows whether the other end's system has all bytes") {
   const Connection reader(connected(local_endpoint(listener).port));
   Connection writer(Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));
   writer.post({Kind::shared, "key", "a reason"});
-  while (!writer.has_arrived()) {  // nobody has read it
+  while (!writer.has_arrived()) {  // the reader never receives
     std::this_thread::yield();
   }
   const Message large{Kind::shared, "key", std::string(1 << 20, 'v')};

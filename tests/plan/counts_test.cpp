@@ -225,8 +225,8 @@ TEST_CASE("a rank alone reads and writes a sum of gradients once for each pass, 
           const bool is_counted = counted || unit != 2;
           CHECK(normed == sums);
           CHECK((norms > 0) == !is_counted);
-          const bool passes = gradients == host;  // micro-steps after the first add to what is on the host
-          const std::size_t later = passes ? values + 4 * sums : values + 2 * sums;
+          // A later micro-step adds to the sum where it is. Gradients on the host are reduced on the device before.
+          const std::size_t later = values + (gradients == host ? 4 : 2) * sums;
           CHECK(moved == values + sums + (micro_steps - 1) * later + (is_counted ? 0 : sums));
         }
       }

@@ -284,7 +284,7 @@ class OffPlanCompiler {
     return compiler_.context().builder.step(0, 0);
   }
 
-  // What is gathered then, the units of these visits last.
+  // Returns the units that are gathered after these visits, by their last use.
   std::vector<GatheredUnit> gathered() {
     return compiler_.parameters().gathered().by_last_use(std::span(uses_.trace()).subspan(step_.visits.size()));
   }

@@ -117,8 +117,8 @@ class GradientSums {
     Piece norm{};
   };
 
-  // Returns the norm to which the operations of a complete sum add its squares. A tensor that another rank counts needs an operation
-  // of its own, and so does a sum that ranks have exchanged, where it is kept.
+  // Returns the norm to which the operations of a complete sum add its squares. None if the squares need an operation of their own:
+  // another rank counts a tensor of the unit, or the ranks have exchanged the sum and it is kept.
   Piece norm_of_sum(std::size_t unit, bool complete, bool is_first) const {
     const StepSlots& slots = context_.slots;
     if (!complete) return {};

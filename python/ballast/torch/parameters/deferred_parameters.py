@@ -232,7 +232,7 @@ def defer(
     if group.size > 1:
         tensors = [*deferred.values(), *(each for each in model.buffers() if is_on_meta(each))]
         agree_on_recordings(group, tensors)
-        read_together(group, tensors)
+        read_indexes(group, tensors)
     replace_buffers(model, lambda each: values_of(each) if history_of(each) is not None else None)  # they are not partitioned
     for parameter in deferred.values():
         _leave_meta_device(parameter, owner)
@@ -324,7 +324,7 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
         mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
 
 
-def read_together(group: Group, tensors: Iterable[torch.Tensor]) -> None:
+def read_indexes(group: Group, tensors: Iterable[torch.Tensor]) -> None:
     """Let one rank read each index of the checkpoints in which these tensors are, and tell the others. If ranks have loaded
     different checkpoints, each reads all of its indexes. All ranks call it together."""
     stored = [stored_of(each) for each in tensors if history_of(each) is not None]

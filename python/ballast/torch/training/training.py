@@ -646,9 +646,7 @@ class Training:
     def close(self, *, together: bool, gather: bool = True) -> None:
         """End the training, either together with all ranks, or on this rank alone. Parameters return to torch if all ranks
         gather them."""
-        if os.getpid() != self._process:  # a fork has none of the threads
-            return
-        if self.lifecycle is Lifecycle.CLOSED:
+        if os.getpid() != self._process or self.lifecycle is Lifecycle.CLOSED:  # a fork has none of the threads
             return
         if self.current is not None:
             if together:
