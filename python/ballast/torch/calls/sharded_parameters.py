@@ -577,24 +577,22 @@ class EndOfCall(ModuleHook):
 
     def __init__(self, hook: Callable[[torch.nn.Module], None], gather: UnitGather):
         super().__init__(hook)
-        self._gather = gather
+        self._copy_of_view = gather.copy_of_view
 
-    def __call__(self, module: torch.nn.Module, *arguments: Any) -> Any:
+    def __call__(self, module: torch.nn.Module, inputs: Any = None, output: Any = None) -> Any:
         if is_dynamo_compiling() or compiler_of_calls() is not None:
             super().__call__(module)
             return None
-        output = self._apart(arguments[-1]) if arguments else None
+        copies = self._copy_of_view(output) if type(output) is torch.Tensor else self._copies_in(output)
         self._hook(module)
-        return output
+        return copies
 
-    def _apart(self, output: Any) -> Any:
-        """Return the output without views of gathered memory; None if it has none."""
-        if isinstance(output, torch.Tensor):
-            return self._gather.copy_of_view(output)
+    def _copies_in(self, output: Any) -> Any:
+        """Return the output with copies in the place of views of gathered memory; None if it has none."""
         if not isinstance(output, (tuple, list, dict)):
             return None
         values, structure = tree_flatten(output)
-        copies = [self._gather.copy_of_view(each) if isinstance(each, torch.Tensor) else None for each in values]
+        copies = [self._copy_of_view(each) if type(each) is torch.Tensor else None for each in values]
         if all(each is None for each in copies):
             return None
         return tree_unflatten([value if copy is None else copy for value, copy in zip(values, copies)], structure)

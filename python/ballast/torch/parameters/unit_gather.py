@@ -434,14 +434,14 @@ class UnitGather:
 
     def copy_of_view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the same view of a copy if a tensor is a view of a member in the open unit's memory; None if it is not."""
-        views = self.now
-        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or views.begin == views.end:
-            return None
         try:
             address = tensor.data_ptr()
-        except RuntimeError:  # a tensor of a transform of torch.func has no memory of its own
+        except RuntimeError:  # a sparse tensor, or one of a transform of torch.func, has no memory of its own
             return None
-        place = views.place_of(tensor, address, self.updates) if views.begin <= address < views.end else None
+        views = self.now
+        if not views.begin <= address < views.end:
+            return None
+        place = views.place_of(tensor, address, self.updates)
         if place is None:
             return None
         member = self.units[place.unit].members[place.member]
