@@ -31,42 +31,20 @@ class Store(Protocol):
     def wait(self, keys: list[str], /) -> object: ...
 
 
-class Group:
-    """Ranks that work together. `connect()` makes the group, and the end of its `with` block leaves it."""
+class Group(_core.Group):
+    """Ranks that work together. `connect()` makes the group, and the end of its `with` block leaves it.
 
-    def __init__(self, core: _core.Group):
-        self._core = core
-        watch(core)
+    rank, size          the number of this rank, from 0 on, and the number of ranks
+    barrier()           returns when all ranks have called it
+    all_reduce(values)  returns the sums of the ranks' integers, element by element
+    abort(reason)       ends the group: pending and later calls raise B3301 with this reason on all ranks
+    leave()             leaves the group without waiting: ranks that wait for this one, or need it later, raise B3301
+    close()             leaves the group; rank 0 waits until the others have left, for the timeout at most
+    """
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank, from 0 on."""
-        return self._core.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._core.size
-
-    def barrier(self) -> None:
-        """Return when all ranks have called this."""
-        self._core.barrier()
-
-    def all_reduce(self, values: Sequence[int]) -> list[int]:
-        """Return the sums of the ranks' values, element by element."""
-        return self._core.all_reduce(list(values))
-
-    def abort(self, reason: str) -> None:
-        """End the group. Pending and later calls raise B3301 with this reason on all ranks."""
-        self._core.abort(reason)
-
-    def leave(self) -> None:
-        """Leave the group without waiting. Ranks that wait for this one, or need it later, raise B3301."""
-        self._core.leave()
-
-    def close(self) -> None:
-        """Leave the group. Rank 0 waits here until the others have left, for the timeout at most."""
-        self._core.close()
+    def __init__(self, where: _core.Rendezvous):
+        super().__init__(where)
+        watch(self)
 
     def __enter__(self) -> Group:
         return self
@@ -111,16 +89,15 @@ def connect(
             f"cannot connect {size} ranks: there is no store",
             needed="a store, or a launcher's environment without rank and size",
         )
-    where = _core.Rendezvous(store=store, rank=rank, size=size, host=host, job=job, timeout=timeout)
-    return Group(_core.Group(where))
+    return Group(_core.Rendezvous(store=store, rank=rank, size=size, host=host, job=job, timeout=timeout))
 
 
 # --- The ends of ranks. The group itself tells others of all ends but exceptions ---
 
-_makers: weakref.WeakKeyDictionary[_core.Group, threading.Thread] = weakref.WeakKeyDictionary()
+_makers: weakref.WeakKeyDictionary[Group, threading.Thread] = weakref.WeakKeyDictionary()
 
 
-def watch(group: _core.Group) -> None:
+def watch(group: Group) -> None:
     """Tell the other ranks of the group about an exception that ends this thread or the process. The group itself tells
     them about all other ends."""
     _watch_ends()
@@ -226,7 +203,7 @@ class Agreement:
 
 def from_all_ranks(group: Group, value: Any) -> list[Any]:
     """Return the values of all ranks, by rank. All ranks call it together."""
-    return [pickle.loads(theirs) for theirs in group._core.from_all(pickle.dumps(value))]
+    return [pickle.loads(theirs) for theirs in group.from_all(pickle.dumps(value))]
 
 
 def words_of_all_ranks(group: Group, mine: Sequence[int]) -> list[list[int]]:
@@ -267,7 +244,7 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
 def require_same(group: Group, options: Mapping[str, str]) -> None:
     """Refuse options, by name, of which a rank has another value than rank 0. All ranks call it together, and raise the same
     error."""
-    group._core.require_same_options([*options.items()])
+    group.require_same_options([*options.items()])
 
 
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:

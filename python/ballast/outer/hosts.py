@@ -194,7 +194,7 @@ class HostGroup:
     @property
     def sent_bytes(self) -> tuple[int, int]:
         """The bytes that this rank has sent so far, to hosts on this machine and to those on others."""
-        inside, across = self.group._core.sent_bytes
+        inside, across = self.group.sent_bytes
         return self._sent_before[0] + inside, self._sent_before[1] + across
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
@@ -219,7 +219,7 @@ class HostGroup:
     def _sum(self, mine: torch.Tensor, step: int, number: int) -> torch.Tensor:
         total = torch.empty_like(mine)
         addresses = {"mine": mine.data_ptr(), "into": total.data_ptr()}
-        self.group._core.sum(**addresses, count=mine.numel(), format=self._wire, step=step, number=number)
+        self.group.sum(**addresses, count=mine.numel(), format=self._wire, step=step, number=number)
         return total
 
     def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
@@ -263,7 +263,7 @@ class HostGroup:
         fail(OF_PEERS[error.code], what, **parts)
 
     def _failed_hosts(self) -> list[int]:
-        return [self.members[rank] for rank in self.group._core.failed_ranks]
+        return [self.members[rank] for rank in self.group.failed_ranks]
 
     def regroup(self, error: FailureError) -> None:
         """Form a group of the hosts that are left. Raise the error where hosts cannot be lost, and where it is one of this

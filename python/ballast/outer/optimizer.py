@@ -70,7 +70,7 @@ class FragmentState:
         model = model_of_shard(name, self.count)
         self._core = _core.Training(
             model=model,
-            group=connect(rank=0, size=1)._core,
+            group=connect(rank=0, size=1),
             norm_group=None,
             rules=[self._rule],
             options=self._options(options, len(model.units), threads),

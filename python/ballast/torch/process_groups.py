@@ -275,14 +275,14 @@ def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
     if group is None:
         return mine
     total = torch.empty_like(mine)
-    group._core.sum(mine.data_ptr(), into=total.data_ptr(), count=mine.numel())
+    group.sum(mine.data_ptr(), into=total.data_ptr(), count=mine.numel())
     return total
 
 
 def broadcast(group: Group, values: torch.Tensor, root: int) -> None:
     """Copy the values of one rank to all, in the host's memory."""
     if values.numel() > 0:
-        group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+        group.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
 
 
 def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:

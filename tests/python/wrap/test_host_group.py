@@ -87,7 +87,7 @@ def test_a_value_that_is_not_finite_arrives_on_all_hosts(wire):
 
 def lose(hosts):
     """Leave as a rank does whose neighbour in its host has died."""
-    hosts.group._core.fail("FailureError: B3301 rank 0 (a, pid 3) died")
+    hosts.group.fail("FailureError: B3301 rank 0 (a, pid 3) died")
 
 
 def regrouped(hosts):

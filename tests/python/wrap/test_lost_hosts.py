@@ -109,9 +109,9 @@ def lose_at_the_end_of_an_exchange(rank: int, lost: int, misses: int, options: d
         if exchanges[0] == 1 and rank == lost:
             die()
         if exchanges[0] == 1 and rank == misses:
-            while not group.group._core.failed_ranks:
+            while not group.group.failed_ranks:
                 time.sleep(0.01)
-            group.group._core.all_reduce([1])  # raises the error
+            group.group.all_reduce([1])  # raises the error
         return averages
 
     HostGroup.average = average_and_fail  # type: ignore[method-assign]

@@ -319,7 +319,7 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
             where=f"rank {group.rank}",
             needed="the same tensors in the same order, such as torch.manual_seed() with one seed on all ranks",
         )
-    group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
+    group.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
     for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):
         mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
 

@@ -168,7 +168,7 @@ def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> t
     failure: Error | None = None
     for each in options:
         try:
-            commits.append(_core.commits_of_run(group._core, each.directories, each.run.name))
+            commits.append(_core.commits_of_run(group, each.directories, each.run.name))
         except Error as error:
             failure = failure or error
     try:

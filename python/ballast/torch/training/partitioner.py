@@ -80,7 +80,7 @@ class Partitioner:
         `steps_before`; in a run that is resumed, that of the run."""
         self.updates.prepare(self._given.optimizer)
         require_same(self.ranks.data_group, described(self._given.optimizer, self._requested))
-        self.ranks.data_group._core.require_same_parameters([*describe(self._given.trained(), self._given.names())])
+        self.ranks.data_group.require_same_parameters([*describe(self._given.trained(), self._given.names())])
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)

@@ -116,9 +116,9 @@ class Training:
         require_shareable(given, self)
         # Ranks compare them in this order.
         described = [*preconditions.describe(given.parameters(), given.names(), given.model)]
-        self.group._core.require_same_parameters(described)
+        self.group.require_same_parameters(described)
         if self.outer is not None and self.group.rank == 0:
-            self.outer.hosts.group._core.require_same_parameters(described)
+            self.outer.hosts.group.require_same_parameters(described)
         given.join()
         defer(model, mine, self.group, self._deferred)
         self.watch()

@@ -69,8 +69,8 @@ class ShardedState:
         options.prefetch = prefetched(units, options.prefetch)
         self.core = _core.Training(
             model=model,
-            group=ranks.data_group._core,
-            norm_group=None if ranks.model_group is None else ranks.model_group._core,
+            group=ranks.data_group,
+            norm_group=ranks.model_group,
             rules=rules,
             options=options,
         )
