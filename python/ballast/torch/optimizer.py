@@ -91,8 +91,7 @@ class WrappedOptimizer(Optimizer):
 
     def on_any_rank(self, happened: bool) -> bool:
         """Return whether something happened on any rank. All ranks call it together, between steps."""
-        self._ballast.require_open("call on_any_rank()")
-        return any(self._ballast.group.all_reduce([int(happened)]))
+        return any(self._ballast.require_open("call on_any_rank()").group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as to any optimizer, also between steps."""
@@ -113,9 +112,9 @@ class WrappedOptimizer(Optimizer):
         It is live, as torch's: each entry is read when it is used, and then has the values of that time. `copy.deepcopy()` and
         `torch.save()` make a snapshot. A parameter that no step has updated has no entry.
         """
-        self._ballast.require_open("call state_dict()")
+        training = self._ballast.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
-        training, group = self._ballast, self._ballast.group
+        group = training.group
         state["state"] = training.state.without_unbegun(state["state"], training.current)
         if group.size > 1 and training.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}
@@ -177,8 +176,7 @@ class WrappedOptimizer(Optimizer):
 
         It is an additional step of the outer optimizer, with its learning rate and momentum. Fragments that were exchanged
         after the last step stay as they are."""
-        self._ballast.require_open("call exchange()")
-        self._ballast.exchange()
+        self._ballast.require_open("call exchange()").exchange()
 
     @property
     def steps(self) -> int:
@@ -201,13 +199,11 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """Return a table of the bytes that this rank keeps, by owner and tier."""
-        self._ballast.require_open("call memory()")
-        return self._ballast.ledger()
+        return self._ballast.require_open("call memory()").ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `ballast.Tuning(timeline=True)`."""
-        self._ballast.require_open("call write_timeline()")
-        Path(path).write_text(self._ballast.partition_now().chrome_trace())
+        Path(path).write_text(self._ballast.require_open("call write_timeline()").partition_now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
@@ -220,13 +216,11 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.offload()
         >>> optimizer.reload()
         """
-        self._ballast.require_open("call offload()")
-        self._ballast.offload(parameters)
+        self._ballast.require_open("call offload()").offload(parameters)
 
     def reload(self) -> None:
         """Bring everything back to the device, with the same bits. All ranks call it together."""
-        self._ballast.require_open("call reload()")
-        self._ballast.reload()
+        self._ballast.require_open("call reload()").reload()
 
     def close(self, *, gather: bool = True) -> None:
         """Release all memory and files. All ranks call it together.

@@ -4,8 +4,7 @@ the round. A start resumes the newest round that all of them have."""
 from __future__ import annotations
 
 import secrets
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -28,31 +27,24 @@ class Committing(Protocol):
 
 
 class JointRuns:
-    """What the runs of a start have in common: the current round, and which of them have made their step of it."""
+    """What the runs of a start have in common: the current round, in which each of them makes one step."""
 
-    def __init__(self, start: int, names: Sequence[str]):
-        self._start = start
-        self.names = [*names]
+    def __init__(self, start: int, count: int):
+        self._start, self._count = start, count
         self._rounds = 0
         self.current = self.next_round()
-        self.stepped: set[int] = set()  # members
-        self.closed: set[int] = set()
-        self.registered: dict[int, weakref.ref[Committing]] = {}
+        self.members: list[JointRun] = []
 
     def next_round(self) -> _core.JointRound:
         self._rounds += 1
-        return _core.JointRound(self._start, self._rounds, len(self.names))
+        return _core.JointRound(self._start, self._rounds, self._count)
 
-    def trainings(self, *, except_for: int | None = None) -> Iterator[Committing]:
-        for member, reference in self.registered.items():
-            if member != except_for and (training := reference()) is not None:
-                yield training
+    def trainings(self, *, except_for: JointRun | None = None) -> list[Committing]:
+        found = (member.training() for member in self.members if member is not except_for)
+        return [training for training in found if training is not None]
 
-    def names_of(self, members: set[int]) -> str:
-        return ", ".join(f'"{self.names[member]}"' for member in sorted(members))
-
-    def names_without_step(self) -> str:
-        return self.names_of({*range(len(self.names))} - self.stepped)
+    def without_step(self) -> str:
+        return _names_of(member for member in self.members if not member.has_stepped)
 
     @contextmanager
     def changed_together(self) -> Iterator[None]:
@@ -67,14 +59,13 @@ class JointRuns:
             for training in self.trainings():
                 training.set_round(ALONE)
 
-    def require_no_step(self, *members: int) -> None:
+    def require_no_step(self, *members: JointRun) -> None:
         """Refuse to change the state of these members, or of any, after their step of a round that is not complete: their
         state of the round before would be lost."""
-        stepped = self.stepped & {*members} if members else self.stepped
-        if stepped:
+        if stepped := [member for member in members or self.members if member.has_stepped]:
             refuse_order(
-                f"cannot change the state of run {self.names_of(stepped)} between the steps of a round: run "
-                f"{self.names_without_step()} has not made its step yet",
+                f"cannot change the state of run {_names_of(stepped)} between the steps of a round: run "
+                f"{self.without_step()} has not made its step yet",
                 needed="step() of all optimizers before the change",
             )
 
@@ -82,17 +73,15 @@ class JointRuns:
 class JointRun:
     """The run of one of the optimizers."""
 
-    def __init__(self, runs: JointRuns, member: int, resume_at: _core.RunPoint, lost: Lost | None):
+    def __init__(self, runs: JointRuns, name: str, resume_at: _core.RunPoint, lost: Lost | None):
         self.runs = runs
+        self.name = name
         self.lost = lost
         self.resume_at = resume_at  # the point where the next partition continues
-        self._member = member
-
-    def register(self, training: Committing) -> None:
-        self.runs.registered[self._member] = weakref.ref(training)
-
-    def close(self) -> None:
-        self.runs.closed.add(self._member)
+        self.training: Callable[[], Committing | None] = lambda: None  # a weak reference, once it has one
+        self.has_stepped = False  # in the current round. Then a backward pass that updates parameters has been refused
+        self.is_closed = False
+        runs.members.append(self)
 
     def set_options(self, options: _core.TrainingOptions) -> None:
         options.resume_at = self.resume_at
@@ -101,33 +90,24 @@ class JointRun:
     def _before_write(self, is_step: bool) -> None:
         """Wait until the others have committed their last step: this one overwrites records of the step before."""
         if not is_step:
-            self.runs.require_no_step(self._member)
-        for training in self.runs.trainings(except_for=self._member):
+            self.runs.require_no_step(self)
+        for training in self.runs.trainings(except_for=self):
             training.wait_for_commit()
 
     def require_others(self) -> None:
         """Refuse to continue without one of the others: its run would lack the later rounds."""
-        if closed := self.runs.closed:
+        if closed := [member for member in self.runs.members if member.is_closed]:
             refuse_order(
-                f"cannot make a step of run {self._name}: run {self.runs.names_of(closed)}, resumed with it, is closed",
+                f'cannot make a step of run "{self.name}": run {_names_of(closed)}, resumed with it, is closed',
                 needed="all optimizers of the list until the end of the training",
             )
-
-    @property
-    def _name(self) -> str:
-        return self.runs.names_of({self._member})
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether its step of the current round is made. Then a backward pass that updates parameters has been refused."""
-        return self._member in self.runs.stepped
 
     def require_turn(self) -> None:
         """Refuse a second step of a round."""
         if self.has_stepped:
-            others = self.runs.names_without_step()
+            others = self.runs.without_step()
             refuse_order(
-                f"cannot make another step of run {self._name} in this round: run {others} has not made its step yet",
+                f'cannot make another step of run "{self.name}" in this round: run {others} has not made its step yet',
                 needed="one step() of each optimizer, and then the next round",
                 remedy="Without run=, each optimizer may make steps as it likes.",
             )
@@ -138,10 +118,15 @@ class JointRun:
         runs = self.runs
         self.require_turn()
         yield runs.current
-        runs.stepped.add(self._member)
-        if len(runs.stepped) == len(runs.names):
-            runs.stepped.clear()
+        self.has_stepped = True
+        if all(member.has_stepped for member in runs.members):
+            for member in runs.members:
+                member.has_stepped = False
             runs.current = runs.next_round()
+
+
+def _names_of(members: Iterable[JointRun]) -> str:
+    return ", ".join(f'"{member.name}"' for member in members)
 
 
 def name_of_member(run: str, member: int) -> str:
@@ -155,11 +140,11 @@ def name_of_member(run: str, member: int) -> str:
 
 def join_runs(group: Group, options: Sequence[WrapOptions]) -> list[JointRun]:
     """Choose where each optimizer resumes its run. All ranks call it together."""
-    runs = JointRuns(by_first_rank(group, "begin runs", lambda: secrets.randbits(63)), [each.run.name for each in options])
-    points, lost = _chosen(group, options, runs.names)
-    if points is None:
-        points = [_core.RunPoint() for _ in options]
-    return [JointRun(runs, member, point, lost) for member, point in enumerate(points)]
+    runs = JointRuns(by_first_rank(group, "begin runs", lambda: secrets.randbits(63)), len(options))
+    names = [each.run.name for each in options]
+    points, lost = _chosen(group, options, names)
+    points = [_core.RunPoint() for _ in options] if points is None else points
+    return [JointRun(runs, name, point, lost) for name, point in zip(names, points)]
 
 
 def _chosen(group: Group, options: Sequence[WrapOptions], names: list[str]) -> tuple[list[_core.RunPoint] | None, Lost | None]:

@@ -139,8 +139,7 @@ class Training:
 
     def join_run(self, run: JointRun) -> None:
         """Resume the run with those of the model's other optimizers. Call it before the first partition."""
-        self.partitioner.joint_run = run
-        run.register(self)
+        self.partitioner.joint_run, run.training = run, weakref.ref(self)
 
     def wait_for_commit(self) -> None:
         if self.current is not None and self.lifecycle is not Lifecycle.OFFLOADED:  # offload() has waited
@@ -179,13 +178,15 @@ class Training:
     def names(self) -> dict[int, str]:
         return self.given.names()
 
-    def require_open(self, what: str) -> None:
+    def require_open(self, what: str) -> Training:
+        """Return this training, unless it is closed."""
         if self.lifecycle is Lifecycle.CLOSED:
             refuse_order(
                 f"cannot {what}: the optimizer is closed, and its state is gone",
                 needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
                 remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
             )
+        return self
 
     @property
     def lost(self) -> tuple[str, int | None] | None:
@@ -682,7 +683,7 @@ class Training:
         was_offloaded, self._steps_at_close = self.lifecycle is Lifecycle.OFFLOADED, self.steps
         self.lifecycle = Lifecycle.CLOSED
         if (run := self.partitioner.joint_run) is not None:
-            run.close()
+            run.is_closed = True
         try:
             if self.current is not None:
                 if was_offloaded and returns_values:
