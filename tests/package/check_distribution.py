@@ -60,7 +60,7 @@ def check_contents(wheel: Path) -> None:
     assert len(extensions) == 1, names
     package = SOURCE / "ballast"
     files = [file for ending in ("*.py", "py.typed") for file in package.rglob(ending)]
-    expected = {file.relative_to(SOURCE).as_posix() for file in files} | {"ballast/_core.pyi"}
+    expected = {file.relative_to(SOURCE).as_posix() for file in files} | {"ballast/_core.pyi", "ballast/torch/typing.py"}
     assert set(names) - {*extensions, *bundled} == expected, names
 
 
