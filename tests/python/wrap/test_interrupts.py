@@ -76,6 +76,21 @@ def test_close_returns_the_parameters_after_an_interrupt(stage, acquires):
     assert all(type(each) is torch.nn.Parameter for each in model.parameters())
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_close_returns_the_parameters_after_a_second_interrupt(monkeypatch):
+    """It arrives before the unit of the first one is released."""
+    model, optimizer = make(3)
+    before = [each.detach().clone() for each in model.parameters()]
+    with monkeypatch.context() as patch:
+        patch.setattr(UnitGather, "_release", interrupted)
+        interrupt(3, "acquire_parameters", loop_at(3), model, optimizer)
+    optimizer.close()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch):
     """Torch sees a part of a unit then."""
     loop = loop_at(3)
@@ -83,9 +98,6 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     before = [each.detach().clone() for each in model.parameters()]
     gather = optimizer._ballast.partition_now().memory._gather
     [last, *_] = gather._unit_managed[gather.member_of(model.blocks[0].up.weight).unit][::-1]
-
-    def interrupted(_: torch.Tensor) -> None:
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(last, "gather", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -96,7 +108,7 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     assert all(map(torch.equal, model.parameters(), before))
 
 
-CHANGES = (UnitGather.open, UnitGather.close_unit, ManagedParameter.gather, ManagedParameter.reshard)
+CHANGES = (UnitGather.open, UnitGather.close_unit, UnitGather._release, ManagedParameter.gather, ManagedParameter.reshard)
 
 
 @contextmanager

@@ -239,8 +239,8 @@ class ManagedParameter:
         parameter, written = self._parameter(), None
         if parameter is not None:  # else Python's collector is deleting it, see is_collected
             parameter.__class__ = _PLAIN
-            version = parameter._version
-            if version != self._version or parameter.data_ptr() not in (address, nothing.data_ptr()):
+            version, here = parameter._version, parameter.data_ptr()
+            if version != self._version or (here != address and here != nothing.data_ptr()):
                 self._version, written = version, parameter.data
             parameter.data = nothing
             parameter.__class__ = Placeholder

@@ -227,6 +227,7 @@ class UnitGather:
         self.now = NO_VIEWS  # the open unit's views
         self.casts = CachedCasts()
         self.open_unit: int | None = None
+        self._may_be_acquired = False  # the core has acquired a unit, which an interrupt may have kept from being opened
         # Whether the open unit has the parameters that ranks keep, although gathers are encoded; None: it is being closed.
         self._is_exact: bool | None = None
         self._is_hidden = False  # whether the open unit's parameters are sharded in the eyes of torch
@@ -279,6 +280,7 @@ class UnitGather:
             tell(unit, exact)
         self.release_unit()
         acquire = self.core.acquire_exact_parameters if exact else self.core.acquire_parameters
+        self._may_be_acquired = True
         try:  # an interrupt may arrive when the core has acquired the unit
             memory = acquire(unit)
             key = (unit, memory.address)
@@ -311,8 +313,11 @@ class UnitGather:
                 if each.state is ParameterState.GATHERED:
                     each.reshard(nothing, 0)
             self.casts.empty(unit)
+        self._release()
+
+    def _release(self) -> None:
         self.core.release()
-        self.open_unit, self.now = None, NO_VIEWS
+        self.open_unit, self.now, self._may_be_acquired = None, NO_VIEWS, False
 
     def full_values(self, unit: int, number: int) -> torch.Tensor:
         """Return the values that a member of a unit shows in a block of gather()."""
@@ -373,8 +378,8 @@ class UnitGather:
         """Release the open unit, or only hide it, and return the names of parameters that were written to."""
         written = self._written_through_views() if self._viewed and not hides else []
         if self.open_unit is None:
-            if self.lifecycle is Lifecycle.OPEN:
-                self.core.release()  # an interrupt may have left a unit acquired
+            if self._may_be_acquired and self.lifecycle is Lifecycle.OPEN:
+                self._release()
             return written
         unit, exact, self._is_exact = self.open_unit, self._is_exact, None  # an interrupt may arrive before it is closed
         if not self._is_hidden:
@@ -394,8 +399,7 @@ class UnitGather:
             self._keep_views(unit, outlived)
         self.now.casts.clear()
         self.casts.empty(unit)
-        self.core.release()
-        self.open_unit, self.now = None, NO_VIEWS
+        self._release()
         return written
 
     def lend(self, number: int) -> torch.Tensor:
