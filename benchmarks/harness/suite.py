@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -104,6 +105,12 @@ def read_rows(path: Path) -> list[Any]:
 def emit(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows for the report, at once."""
     print(lines(rows), end="", flush=True)
+
+
+def renew(page: Path, program: str, text: str) -> None:
+    """Replace the part of a page that a program has written."""
+    begin, end = f"<!-- written by {program} -->", "<!-- end -->"
+    page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(), flags=re.DOTALL))
 
 
 def status(field: str) -> int:

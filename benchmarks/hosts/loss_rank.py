@@ -13,7 +13,7 @@ import network
 import torch
 import torch.distributed as dist
 from contest import TRAINING
-from loss_training import Plan, Training, python_sources
+from loss_training import Plan, Training
 from losses import CASES, CONTEXT, LossCase
 
 POINTS = 10  # points of a curve, after the beginning
@@ -35,7 +35,7 @@ class HostTraining(Training):
         else:
             outer = ballast.DiLoCo(every=case.scheme.every, wire=case.scheme.wire)
             optimizer = ballast.wrap(optimizer, model, stage=2, outer=outer, tuning=ballast.Tuning(threads=1))
-        super().__init__(Plan(TRAINING, case.seed, steps), python_sources(), model, [optimizer])
+        super().__init__(Plan(TRAINING, case.seed, steps), model, [optimizer])
 
     def curve(self) -> list[Point]:
         """Train to the end. Points have the loss of this host's parameters, which between two exchanges are not those of the

@@ -14,7 +14,7 @@ from typing import Any
 
 import contest
 import suite
-from contest import TRAINING, Case, Contest
+from contest import TRAINING, Case, Contest, Task
 
 EXACT = "exact"
 WIRES = {  # what ranks send at stage 3
@@ -34,17 +34,23 @@ def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
     return Losses(**losses)
 
 
+def setting(task: Task, steps: int) -> str:
+    import loss_training
+
+    return loss_training.setting(task, steps, "AdamW in bf16", "one on each of two ranks")
+
+
 def training_of(codes: str, seed: int, steps: int) -> Any:
     """Return the training of one of several ranks."""
     import ballast
     import torch
-    from loss_training import TEXTS, Plan, Training
+    from loss_training import Plan, Training
 
     plan = Plan(TRAINING, seed, steps)
     model = plan.model(torch.bfloat16)
     plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
     wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], tuning=ballast.Tuning(threads=1))
-    return Training(plan, TEXTS[TRAINING.text](), model, [wrapped])
+    return Training(plan, model, [wrapped])
 
 
 def train_rank(codes: str, seed: str, steps: str, folder: str) -> None:
@@ -62,17 +68,8 @@ def train_rank(codes: str, seed: str, steps: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--rank"]:
-        return train_rank(*sys.argv[2:])
-    options = contest.choose(contest.parser_of("codes", __doc__, steps=2000), CONTEST.cases)
-    if not options.table:
-        from loss_training import TEXTS, setting  # needs torch, which --help and --table do without
-
-        words = f"{setting(TRAINING, options.steps, 'AdamW in bf16')}, one on each of two ranks"
-        CONTEST.make_runs(options, f"{words}, text {TEXTS[TRAINING.text]().digest}", train_on_ranks)
-    CONTEST.show(CONTEST.read(options.runs))
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--rank"]:
+        train_rank(*sys.argv[2:])
+    else:
+        contest.Suite([CONTEST], __doc__, steps=2000, setting=setting, train=train_on_ranks).main()

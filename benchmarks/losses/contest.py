@@ -12,12 +12,12 @@ import math
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import suite
-from suite import read_rows
 
 SEEDS = (0, 1, 2)
 POINTS = 20  # points of a curve of losses
@@ -54,10 +54,6 @@ class Difference(NamedTuple):
             return "no"
         return "yes, worse" if self.mean > 0 else "yes, better"
 
-    @property
-    def cells(self) -> list[str]:
-        return [f"{self.mean:+.4f} ± {self.within:.4f}", self.finding]
-
 
 def difference_of(pairs: list[float]) -> Difference:
     if not all(map(math.isfinite, pairs)):
@@ -68,7 +64,7 @@ def difference_of(pairs: list[float]) -> Difference:
 class Result(NamedTuple):
     """The last losses of a contender by seed, and those of the reference. The reference itself is compared with nothing."""
 
-    contender: Any
+    contender: str
     losses: Mapping[int, float]
     reference: Mapping[int, float] | None
 
@@ -92,91 +88,13 @@ class Result(NamedTuple):
         return difference_of([self.losses[seed] - self.reference[seed] for seed in SEEDS])
 
     @property
-    def compared_cells(self) -> list[str]:
-        return ["", ""] if self.difference is None else self.difference.cells
-
-    def record(self, suite_name: str, case: str, reference: str) -> dict[str, Any]:
-        """Return the line of the mean; a ratio above 1 is a lower loss than that of the reference, which has this name."""
-        line, found = record(suite_name, case, self.mean), self.difference
-        if found is None or self.reference is None:
-            return line
-        theirs = statistics.fmean(self.reference.values())
-        compared = {"against": reference, "against_value": theirs, "ratio": theirs / self.mean, "spread": found.within / theirs}
-        return line | compared
-
-
-def record(suite_name: str, case: str, loss: float) -> dict[str, Any]:
-    return {"suite": suite_name, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
-
-
-def results_of(
-    contenders: Sequence[Any], reference: Any, cases_of: Callable[[Any], Iterable[Any]], finished: Mapping[Any, Any]
-) -> list[Result]:
-    """Return the results of contenders in their order, the unfinished ones included. `finished` has the rows by case."""
-
-    def losses(contender: Any) -> dict[int, float]:
-        return {case.seed: finished[case]["loss"] for case in cases_of(contender) if case in finished}
-
-    return [Result(each, losses(each), None if each == reference else losses(reference)) for each in contenders]
-
-
-def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    head, *rest = (f"| {' | '.join(line)} |" for line in (columns, *lines))
-    return "\n".join([head, "|---" * len(columns) + "|", *rest, ""])
-
-
-# --- The file of runs, as JSON lines ---
-
-
-def append(path: Path, row: Mapping[str, object]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def refuse_other_settings(suite_name: str, finished: Mapping[Any, Any], setting_of: Callable[[Any], str]) -> None:
-    """End the program if the losses of a recorded run cannot be compared with those of the runs to make."""
-    for case, row in finished.items():
-        if row["setting"] != setting_of(case):
-            reason = f"{case.name} has '{row['setting']}', not '{setting_of(case)}'"
-            sys.exit(f"{suite_name}: cannot add to the recorded runs: {reason}; use another file")
-
-
-# --- The command ---
-
-
-class Losses(Protocol):
-    curve: list[tuple[int, float]]
-    last: float
-
-
-def parser_of(suite_name: str, description: str | None, steps: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=suite_name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    meaning = f"the file of the finished runs ({suite_name}.jsonl in the build)"
-    parser.add_argument("--runs", type=Path, required=True, help=meaning)
-    parser.add_argument("--steps", type=int, default=steps, help=f"of a training, a multiple of {POINTS}")
-    parser.add_argument("--table", action="store_true", help="show the runs in the file, and train nothing")
-    return parser
-
-
-def choose(parser: argparse.ArgumentParser, cases: Sequence, multiple: int = POINTS) -> argparse.Namespace:
-    options = suite.choose(parser, cases, lambda case: case.name)
-    if options.steps < multiple or options.steps % multiple:
-        parser.error(f"--steps must be a multiple of {multiple}, not {options.steps}")
-    return options
-
-
-def record_run(suite_name: str, name: str, options: argparse.Namespace, train: Callable[[], dict[str, Any]]) -> None:
-    """Make a run, whose row `train` returns, and add it to the file with the machine and the command that repeats it."""
-    print(f"{suite_name}: {name}", file=sys.stderr, flush=True)
-    row = train()
-    command = shlex.join(["./run-benchmarks", suite_name, "--", "--only", name, "--steps", str(options.steps)])
-    append(options.runs, {**row, "machine": suite.machine_name(), "commit": suite.commit(), "command": command})
-    print(f"{suite_name}: loss {row['loss']:.4f}", file=sys.stderr, flush=True)
-
-
-# --- Contests whose contenders have nothing but a name ---
+    def cells(self) -> list[str]:
+        """Return a line of the table."""
+        by_seed = [f"{self.losses[seed]:.4f}" if seed in self.losses else "unfinished" for seed in SEEDS]
+        means = [f"{self.mean:.4f}", f"{self.spread:.4f}"] if self.is_finished else ["", ""]
+        found = self.difference
+        compared = ["", ""] if found is None else [f"{found.mean:+.4f} ± {found.within:.4f}", found.finding]
+        return [self.contender, *by_seed, *means, *compared]
 
 
 class Case(NamedTuple):
@@ -195,10 +113,20 @@ class Case(NamedTuple):
 Finished = dict[Case, dict[str, Any]]
 
 
+class Losses(Protocol):
+    curve: list[tuple[int, float]]
+    last: float
+
+
+# The folder that it gets is for what a stopped run has trained.
+Train = Callable[[Case, int, Path], Losses]
+
+
 class Contest(NamedTuple):
     suite: str
     differs_in: str  # the field of a row and the column of the table that name a contender
     contenders: tuple[str, ...]
+    task: Task = TRAINING
 
     @property
     def reference(self) -> str:
@@ -213,52 +141,112 @@ class Contest(NamedTuple):
         return tuple(Case(contender, seed) for seed in SEEDS for contender in self.contenders)
 
     def read(self, path: Path) -> Finished:
-        return {Case(row[self.differs_in], row["seed"]): row for row in read_rows(path)}
+        """Return the runs in a file, which may have those of other contests too."""
+        rows = suite.read_rows(path)
+        if rows and not any(self.differs_in in row for row in rows):
+            sys.exit(f"{self.suite}: cannot read runs from {path}: it has lines of a report, which --compare reads")
+        return {Case(row[self.differs_in], row["seed"]): row for row in rows if row.get(self.differs_in) in self.contenders}
 
     def row_of(self, case: Case) -> dict[str, Any]:
         return {self.differs_in: case.contender, "seed": case.seed}
 
-    def make_runs(
-        self, options: argparse.Namespace, setting: str, train: Callable[[Case, int, Path], Losses]
-    ) -> None:
-        """Make the runs that the file lacks. `setting` tells in words what decides the losses, besides contender and seed; the
-        folder that `train` gets is for what a stopped run has trained."""
+    def make_runs(self, options: argparse.Namespace, setting: str, train: Train) -> None:
+        """Make the runs that the file lacks, and add each to the file with the machine and the command that repeats it.
+        `setting` tells in words what decides the losses, besides contender and seed."""
         finished = self.read(options.runs)
-        refuse_other_settings(self.suite, finished, lambda case: setting)
-
-        def row_of(case: Case) -> dict[str, Any]:
-            losses = train(case, options.steps, options.runs.with_suffix("") / case.folder(options.steps))
-            return {**self.row_of(case), "curve": losses.curve, "loss": losses.last, "setting": setting}
-
-        for case in options.cases:
-            if case not in finished:
-                record_run(self.suite, case.name, options, lambda case=case: row_of(case))
-
-    def show(self, finished: Finished, more: Sequence[dict[str, Any]] = (), text: str = "") -> None:
-        """Print the lines of a report, and the table for people."""
-        suite.emit([*self.records(finished), *more])
-        print(f"\n{self.markdown(finished)}{text}", file=sys.stderr)
+        for case, row in finished.items():
+            if row["setting"] != setting:
+                reason = f"{case.name} has '{row['setting']}', not '{setting}'"
+                sys.exit(f"{self.suite}: cannot add to the recorded runs: {reason}; use another file")
+        steps = options.steps // self.task.part
+        for case in (each for each in options.cases if each in self.cases and each not in finished):
+            print(f"{self.suite}: {case.name}", file=sys.stderr, flush=True)
+            begin = time.monotonic()
+            losses = train(case, steps, options.runs.with_suffix("") / case.folder(steps))
+            seconds = round(time.monotonic() - begin, 1)
+            row = {"curve": losses.curve, "loss": losses.last, "setting": setting, "seconds": seconds}
+            command = shlex.join(["./run-benchmarks", self.suite, "--", "--only", case.name, "--steps", str(options.steps)])
+            made = {"machine": suite.machine_name(), "commit": suite.commit(), "command": command}
+            append(options.runs, {**self.row_of(case), **row, **made})
+            print(f"{self.suite}: loss {losses.last:.4f}", file=sys.stderr, flush=True)
 
     def results(self, finished: Finished) -> list[Result]:
-        return results_of(self.contenders, self.reference, lambda name: [Case(name, seed) for seed in SEEDS], finished)
+        """Return the results of the contenders in their order, the unfinished ones included."""
+        losses = {
+            name: {seed: finished[Case(name, seed)]["loss"] for seed in SEEDS if Case(name, seed) in finished}
+            for name in self.contenders
+        }
+        theirs = losses[self.reference]
+        return [Result(name, own, None if own is theirs else theirs) for name, own in losses.items()]
 
     def markdown(self, finished: Finished) -> str:
         seeds = (f"seed {seed}" for seed in SEEDS)
         compared = (f"difference from {self.reference}", "more than chance?")
         columns = [self.differs_in, *seeds, "mean", "highest less lowest", *compared]
-        return markdown(columns, (self._cells(result) for result in self.results(finished)))
+        head, *rest = (f"| {' | '.join(line)} |" for line in (columns, *(result.cells for result in self.results(finished))))
+        return "\n".join([head, "|---" * len(columns) + "|", *rest, ""])
 
-    def _cells(self, result: Result) -> list[str]:
-        by_seed = [f"{result.losses[seed]:.4f}" if seed in result.losses else "unfinished" for seed in SEEDS]
-        if not result.is_finished:
-            return [result.contender, *by_seed, "", "", "", ""]
-        return [result.contender, *by_seed, f"{result.mean:.4f}", f"{result.spread:.4f}", *result.compared_cells]
+    def record(self, case: str, loss: float) -> dict[str, Any]:
+        return {"suite": self.suite, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
 
     def records(self, finished: Finished) -> list[dict[str, Any]]:
-        """Return two lines for each contender that has all seeds: the mean of its losses, and their spread."""
+        """Return two lines for each contender that has all seeds: the mean of its losses, and their spread. A ratio above 1 is
+        a lower loss than that of the reference."""
         lines = []
         for result in self.results(finished):
-            if result.is_finished:
-                lines.append(result.record(self.suite, result.contender, self.reference))
-                lines.append(record(self.suite, f"{result.contender}, spread of seeds", result.spread))
+            if not result.is_finished:
+                continue
+            line, found = self.record(result.contender, result.mean), result.difference
+            if found is not None and result.reference is not None:
+                theirs = statistics.fmean(result.reference.values())
+                line |= {"against": self.reference, "against_value": theirs, "ratio": theirs / result.mean}
+                line["spread"] = found.within / theirs
+            lines += [line, self.record(f"{result.contender}, spread of seeds", result.spread)]
         return lines
+
+
+def append(path: Path, row: Mapping[str, object]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+# --- The command ---
+
+
+class Suite(NamedTuple):
+    """The program of a suite."""
+
+    contests: Sequence[Contest]
+    description: str | None
+    steps: int
+    setting: Callable[[Task, int], str]  # needs torch, which --help and --table do without
+    train: Train
+    more: Callable[[Finished], Iterable[dict[str, Any]]] = lambda finished: ()  # further lines of the report
+
+    def main(self) -> None:
+        options = self._arguments()
+        for each in self.contests if not options.table else ():
+            each.make_runs(options, self.setting(each.task, options.steps // each.task.part), self.train)
+        finished = [(each, each.read(options.runs)) for each in self.contests]
+        for each, rows in finished:
+            suite.emit([*each.records(rows), *self.more(rows)])
+        tables = "\n".join(each.markdown(rows) for each, rows in finished)
+        print(f"\n{tables}", file=sys.stderr)
+        if options.renew:
+            suite.renew(options.renew, f"./run-benchmarks {self.contests[0].suite}", f"\n{tables}")
+
+    def _arguments(self) -> argparse.Namespace:
+        name = self.contests[0].suite
+        form = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(prog=name, description=self.description, formatter_class=form)
+        runs = f"the file of the finished runs ({name}.jsonl in the build)"
+        parser.add_argument("--runs", type=Path, required=True, help=runs)
+        multiple = POINTS * max(each.task.part for each in self.contests)
+        parser.add_argument("--steps", type=int, default=self.steps, help=f"of a training, a multiple of {multiple}")
+        parser.add_argument("--table", action="store_true", help="show the runs in the file, and train nothing")
+        parser.add_argument("--renew", type=Path, metavar="PAGE", help="write the tables into this page")
+        cases = [case for each in self.contests for case in each.cases]
+        options = suite.choose(parser, cases, lambda case: case.name)
+        if options.steps < multiple or options.steps % multiple:
+            parser.error(f"--steps must be a multiple of {multiple}, not {options.steps}")
+        return options

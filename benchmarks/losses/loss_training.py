@@ -7,6 +7,7 @@ parameters without a master.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pydoc_data.topics
 import shutil
@@ -35,6 +36,7 @@ class Text(NamedTuple):
     digest: str  # the digest of the whole text
 
 
+@functools.cache
 def python_sources() -> Text:
     """Return the Python files of the torch package, without the one that names the build."""
     folder = Path(torch.__file__).parent
@@ -42,6 +44,7 @@ def python_sources() -> Text:
     return split([(folder / file).read_bytes() for file in files if file != "version.py"])
 
 
+@functools.cache
 def help_topics() -> Text:
     """Return the English of Python's help()."""
     topics = pydoc_data.topics.topics
@@ -61,11 +64,12 @@ TEXTS: dict[str, Callable[[], Text]] = {
 }
 
 
-def setting(task: Task, steps: int, update: str) -> str:
-    """Return in words what decides the losses, besides what a suite compares, the seed and the text."""
+def setting(task: Task, steps: int, update: str, *ranks: str) -> str:
+    """Return in words what decides the losses, besides what a suite compares and the seed."""
     tokens = f"{MICRO_STEPS} sequences of {CONTEXT} bytes a step, one at a time"
     schedule = f"learning rate {task.learning_rate:g} after {task.warm_up * steps:g} steps, falling to {LOWEST_RATE:g} of it"
-    return f"{LAYERS} layers of width {WIDTH}, {steps} steps, {tokens}, {update}, {schedule}"
+    text = f"text {TEXTS[task.text]().digest}"
+    return ", ".join([f"{LAYERS} layers of width {WIDTH}", f"{steps} steps", tokens, update, schedule, *ranks, text])
 
 
 class Losses(NamedTuple):
@@ -94,8 +98,8 @@ class Training:
 
     checkpoint = "checkpoint.json"  # a folder without this file has none
 
-    def __init__(self, plan: Plan, text: Text, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer]):
-        self.plan, self.text, self.model = plan, text, model
+    def __init__(self, plan: Plan, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer]):
+        self.plan, self.text, self.model = plan, TEXTS[plan.task.text](), model
         self.optimizers = list(optimizers)
         self.schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: plan.rate(step)) for each in self.optimizers]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import contest
-from contest import SEEDS, TRAINING, Case, Contest, Finished
+from contest import SEEDS, TRAINING, Case, Contest, Finished, Task
 
 # Muon updates the matrices of blocks, with AdamW for all others.
 TORCH_MUON = "Muon in torch"
@@ -23,45 +23,29 @@ CONTEST = Contest("optimizers", "optimizer", (TORCH_MUON, BALLAST_MUON, BALLAST_
 WEIGHT_DECAY = 0.01  # the decay of all optimizers; AdamW's default, where Muon's would be 0.1
 
 
-class Gap(NamedTuple):
-    """The largest difference between two curves, and where it is."""
-
-    size: float
-    seed: int
-    step: int
-
-
-def largest_gap(finished: Finished) -> Gap | None:
+def largest_gap(finished: Finished) -> float | None:
     """Return the largest difference between the curves of both Muons with the same seed, if there are some."""
     gaps = []
     for seed in SEEDS:
         both = [finished.get(Case(optimizer, seed)) for optimizer in (TORCH_MUON, BALLAST_MUON)]
         if all(both):
             theirs, ours = (row["curve"] for row in both if row)
-            gaps += [Gap(abs(our - their), seed, step) for (step, their), (_, our) in zip(theirs, ours, strict=True)]
-    return max(gaps, key=lambda gap: (not math.isfinite(gap.size), gap.size), default=None)
-
-
-def sentence(finished: Finished) -> str:
-    gap = largest_gap(finished)
-    if gap is None:
-        return ""
-    where = f"seed {gap.seed}, step {gap.step}"
-    return f"\nThe largest difference between the curves of {TORCH_MUON} and of {BALLAST_MUON} is {gap.size:.2g} ({where}).\n"
+            gaps += [abs(our - their) for (_, their), (_, our) in zip(theirs, ours, strict=True)]
+    return max(gaps, key=lambda gap: (not math.isfinite(gap), gap), default=None)
 
 
 def records_of_curves(finished: Finished) -> list[dict[str, Any]]:
     """Return a line when both have all seeds."""
     gap = largest_gap(finished)
     all_there = all(Case(each, seed) in finished for each in (TORCH_MUON, BALLAST_MUON) for seed in SEEDS)
-    return [contest.record(CONTEST.suite, "Muon, difference of curves", gap.size)] if gap is not None and all_there else []
+    return [CONTEST.record("Muon, difference of curves", gap)] if gap is not None and all_there else []
 
 
-def setting(steps: int) -> str:
+def setting(task: Task, steps: int) -> str:
     import loss_training
 
     update = f"fp32 parameters, weight decay {WEIGHT_DECAY:g}, Muon's rate adjusted to AdamW's"
-    return f"{loss_training.setting(TRAINING, steps, update)}, text {loss_training.TEXTS[TRAINING.text]().digest}"
+    return loss_training.setting(task, steps, update)
 
 
 def train(case: Case, steps: int, folder: Path) -> contest.Losses:
@@ -77,14 +61,14 @@ def train(case: Case, steps: int, folder: Path) -> contest.Losses:
 def training_of(case: Case, steps: int) -> Any:
     import ballast
     import torch
-    from loss_training import TEXTS, PlainTraining, Plan, Training
+    from loss_training import PlainTraining, Plan, Training
 
-    plan, text = Plan(TRAINING, case.seed, steps), TEXTS[TRAINING.text]()
+    plan = Plan(TRAINING, case.seed, steps)
     model = plan.model(torch.float32)
     plain = plain_optimizers(case, model)
     if case.contender == TORCH_MUON:
-        return PlainTraining(plan, text, model, plain)
-    return Training(plan, text, model, ballast.wrap(plain, model, tuning=ballast.Tuning(threads=1)))
+        return PlainTraining(plan, model, plain)
+    return Training(plan, model, ballast.wrap(plain, model, tuning=ballast.Tuning(threads=1)))
 
 
 def plain_optimizers(case: Case, model: Any) -> list[Any]:
@@ -100,11 +84,7 @@ def plain_optimizers(case: Case, model: Any) -> list[Any]:
 
 
 def main() -> None:
-    options = contest.choose(contest.parser_of("optimizers", __doc__, steps=1000), CONTEST.cases)
-    if not options.table:
-        CONTEST.make_runs(options, setting(options.steps), train)  # needs torch, which --help and --table do without
-    finished = CONTEST.read(options.runs)
-    CONTEST.show(finished, records_of_curves(finished), sentence(finished))
+    contest.Suite([CONTEST], __doc__, steps=1000, setting=setting, train=train, more=records_of_curves).main()
 
 
 if __name__ == "__main__":

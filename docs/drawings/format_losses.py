@@ -1,6 +1,6 @@
 """Draw the losses of each state and gradient format over the steps, and their differences from fp32, from recorded runs.
 
-Bands reach from the lowest to the highest seed. Only variants with all their seeds are drawn. Write format-losses.svg, or the
+Bands reach from the lowest to the highest seed. Only formats with all their seeds are drawn. Write format-losses.svg, or the
 named file; a second name is that of the file of runs.
 """
 
@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from drawing import RESULTS, Drawing  # this finds the modules of benchmarks/
 
-import formats  # isort: skip
-from contest import SEEDS  # isort: skip
-from formats import REFERENCE, TASKS, VARIANTS, Case, Task, Variant  # isort: skip
+from contest import SEEDS, Case, Contest, Finished  # isort: skip
+from formats import CONTESTS  # isort: skip
 
 RECORD = RESULTS / "formats.jsonl"
 TITLE = "A GPT of 30M parameters in each state and gradient format: the mean of three seeds, from the lowest to the highest"
@@ -25,9 +24,9 @@ TOP, HEIGHT, APART = 76, 230, 84
 
 
 class Band(NamedTuple):
-    """The values of all seeds of a variant at the points of its curve."""
+    """The values of all seeds of a contender at the points of its curve."""
 
-    variant: Variant
+    number: int  # of the contender, whose colour it has
     steps: list[int]
     of_seeds: list[list[float]]
 
@@ -35,13 +34,15 @@ class Band(NamedTuple):
         return [of(values) for values in zip(*self.of_seeds)]
 
 
-def finished_variants(task: Task, finished: formats.Finished) -> list[Variant]:
-    return [variant for variant in VARIANTS if all(Case(task, variant, seed) in finished for seed in SEEDS)]
-
-
-def losses(task: Task, variant: Variant, finished: formats.Finished) -> Band:
-    rows = [finished[Case(task, variant, seed)] for seed in SEEDS]
-    return Band(variant, [step for step, _ in rows[0]["curve"]], [[loss for _, loss in row["curve"]] for row in rows])
+def bands_of(contest: Contest, finished: Finished) -> list[Band]:
+    """Return the bands of the contenders that have all seeds."""
+    bands = []
+    for number, contender in enumerate(contest.contenders):
+        rows = [finished[case] for case in (Case(contender, seed) for seed in SEEDS) if case in finished]
+        if len(rows) == len(SEEDS):
+            losses = [[loss for _, loss in row["curve"]] for row in rows]
+            bands.append(Band(number, [step for step, _ in rows[0]["curve"]], losses))
+    return bands
 
 
 def differences(band: Band, reference: Band) -> Band:
@@ -73,7 +74,7 @@ def range_of(bands: list[Band], is_around_zero: bool) -> tuple[float, float]:
 
 
 def draw_panel(drawing: Drawing, corner: tuple[float, float], title: str, bands: list[Band], form: str) -> None:
-    """Draw a grid and a band for each variant. `form` is that of the labels of values; with a sign, zero is in the middle."""
+    """Draw a grid and the bands. `form` is that of the labels of values; with a sign, zero is in the middle."""
     left, top = corner
     drawing.text(left, top - 14, title, "bold")
     low, high = range_of(bands, is_around_zero="+" in form)
@@ -86,39 +87,38 @@ def draw_panel(drawing: Drawing, corner: tuple[float, float], title: str, bands:
         step = across.high * part / 4
         drawing.text(across(step), top + HEIGHT + 20, f"{step:,.0f}", "quiet", "middle")
     for band in bands:
-        series = VARIANTS.index(band.variant)
         xs = [across(step) for step in band.steps]
-        drawing.area(xs, [*map(down, band.at_each_point(min))], [*map(down, band.at_each_point(max))], series)
+        drawing.area(xs, [*map(down, band.at_each_point(min))], [*map(down, band.at_each_point(max))], band.number)
     for band in bands:
         xs = [across(step) for step in band.steps]
-        drawing.curve(xs, [*map(down, band.at_each_point(statistics.fmean))], VARIANTS.index(band.variant))
+        drawing.curve(xs, [*map(down, band.at_each_point(statistics.fmean))], band.number)
 
 
-def draw_task(drawing: Drawing, task: Task, finished: formats.Finished, left: float) -> None:
-    variants = finished_variants(task, finished)
-    bands = [losses(task, variant, finished) for variant in variants]
+def draw_contest(drawing: Drawing, contest: Contest, bands: list[Band], left: float) -> None:
     if not bands:
-        drawing.text(left, TOP + 20, f"{task.name}: no variant is finished", "quiet")
+        drawing.text(left, TOP + 20, f"{contest.task.name}: nothing is finished", "quiet")
         return
-    draw_panel(drawing, (left, TOP), f"{task.name}: validation loss over steps", bands, ".2f")
-    if REFERENCE in variants and len(bands) > 1:
-        reference = bands[variants.index(REFERENCE)]
-        compared = [differences(band, reference) for band in bands if band.variant != REFERENCE]
+    draw_panel(drawing, (left, TOP), f"{contest.task.name}: validation loss over steps", bands, ".2f")
+    reference, *others = bands
+    if reference.number == 0 and others:
+        compared = [differences(band, reference) for band in others]
         draw_panel(drawing, (left, TOP + HEIGHT + APART), "difference from fp32 with the same seed", compared, "+.3f")
 
 
 def draw(record: Path = RECORD) -> Drawing:
-    finished = formats.read(record)
     below = TOP + 2 * HEIGHT + APART + 60
     drawing = Drawing(LEFT + 2 * WIDTH + BETWEEN + 24, below + 108, "Loss curves of the state and gradient formats")
     drawing.text(24, 30, TITLE)
-    for number, task in enumerate(TASKS):
-        draw_task(drawing, task, finished, LEFT + number * (WIDTH + BETWEEN))
-    drawn = {variant for task in TASKS for variant in finished_variants(task, finished)}
-    for number, variant in enumerate(VARIANTS):
+    drawn = set()
+    for place, contest in enumerate(CONTESTS):
+        bands = bands_of(contest, contest.read(record))
+        draw_contest(drawing, contest, bands, LEFT + place * (WIDTH + BETWEEN))
+        drawn |= {band.number for band in bands}
+    for number, contender in enumerate(CONTESTS[0].contenders):
         x, y = 24 + (number % 3) * 320, below + 24 * (number // 3)
         drawing.curve([x, x + 26], [y - 5, y - 5], number)
-        drawing.text(x + 34, y, variant.name if variant in drawn else f"{variant.name}: unfinished", "quiet")
+        name = contender.partition(", ")[2]
+        drawing.text(x + 34, y, name if number in drawn else f"{name}: unfinished", "quiet")
     drawing.text(24, below + 86, "State split has the bits of fp32. Recorded in benchmarks/results/formats.jsonl.", "quiet")
     return drawing
 

@@ -18,7 +18,8 @@ import contest  # noqa: E402 (as all below, it needs both)
 import formats  # noqa: E402
 import loss_training  # noqa: E402
 import torch  # noqa: E402
-from formats import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant, in_formats  # noqa: E402
+from contest import FINE_TUNING, TRAINING, Case  # noqa: E402
+from formats import START, contender, training_of  # noqa: E402
 from loss_training import Training  # noqa: E402
 
 WORDS = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
@@ -40,8 +41,17 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_training, "TEXTS", {name: lambda: WORDS for name in loss_training.TEXTS})
 
 
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(formats.TASKS, TRAINING.name, TRAINING._replace(learning_rate=1e-2))
+
+
+def case_of(state: str, gradients: str, seed: int = 0) -> Case:
+    return Case(contender(TRAINING, state, gradients), seed)
+
+
 def trained(case: Case, steps: int = 20) -> loss_training.Losses:
-    run = in_formats(case, WORDS, steps, None)
+    run = training_of(case, steps)
     with tempfile.TemporaryDirectory() as folder:
         losses = run.train(Path(folder) / "unfinished")
         assert list(Path(folder).iterdir()) == []
@@ -49,24 +59,23 @@ def trained(case: Case, steps: int = 20) -> loss_training.Losses:
     return losses
 
 
-def test_the_same_seed_gives_the_same_losses():
-    fast = TRAINING._replace(learning_rate=1e-2)
-    losses = trained(Case(fast, REFERENCE, 0))
-    assert losses == trained(Case(fast, REFERENCE, 0))
-    assert losses != trained(Case(fast, REFERENCE, 1))
+def test_the_same_seed_gives_the_same_losses(fast: None):
+    losses = trained(START)
+    assert losses == trained(START)
+    assert losses != trained(START._replace(seed=1))
     assert losses.curve[-1][1] < losses.curve[0][1] - 0.5
     assert losses.last != losses.curve[-1][1]  # more sequences
 
 
-@pytest.mark.parametrize("other", [FIRST[1], FIRST[2], Variant("fp32", "bf16")], ids=lambda variant: variant.name)
-def test_a_format_changes_the_losses(other: Variant):
-    assert trained(Case(TRAINING, other, 0)) != trained(Case(TRAINING, REFERENCE, 0))
+@pytest.mark.parametrize("pair", [("compact", "fp32"), ("4bit", "fp32"), ("fp32", "bf16")], ids=" ".join)
+def test_a_format_changes_the_losses(pair: tuple[str, str]):
+    assert trained(case_of(*pair)) != trained(START)
 
 
-@pytest.mark.parametrize("variant", [FIRST[2], Variant("compact", "bf16")], ids=lambda variant: variant.name)
-def test_a_stopped_run_continues_with_the_same_losses(variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    case = Case(TRAINING._replace(learning_rate=1e-2), variant, 0)
-
+@pytest.mark.parametrize("pair", [("4bit", "fp32"), ("compact", "bf16")], ids=" ".join)
+def test_a_stopped_run_continues_with_the_same_losses(
+    pair: tuple[str, str], fast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def stop(run: Training, step: int) -> None:
         if step == 12:
             raise KeyboardInterrupt
@@ -75,19 +84,19 @@ def test_a_stopped_run_continues_with_the_same_losses(variant: Variant, tmp_path
     one_step = Training.step
     with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
         stopping.setattr(Training, "step", stop)
-        in_formats(case, WORDS, 20, None).train(tmp_path / "unfinished")
-    run = in_formats(case, WORDS, 20, None)
-    assert run.train(tmp_path / "unfinished") == trained(case)
+        training_of(case_of(*pair), 20).train(tmp_path / "unfinished")
+    run = training_of(case_of(*pair), 20)
+    assert run.train(tmp_path / "unfinished") == trained(case_of(*pair))
     run.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_split_has_the_losses_of_fp32():
-    assert trained(Case(TRAINING, Variant("split", "fp32"), 0)) == trained(Case(TRAINING, REFERENCE, 0))
+    assert trained(case_of("split", "fp32")) == trained(START)
 
 
 def test_parameters_and_activations_are_bf16():
-    run = in_formats(START, WORDS, 20, None)
+    run = training_of(START, 20)
     dtypes = {parameter.dtype for parameter in run.model.parameters()}
     run.model.head.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
     run.validate(4)
@@ -96,8 +105,8 @@ def test_parameters_and_activations_are_bf16():
 
 
 def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
-    start = in_formats(START, WORDS, 20, None).model.state_dict()
-    tuned = [in_formats(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
+    start = training_of(START, 20).model.state_dict()
+    tuned = [training_of(Case(contender(FINE_TUNING, "fp32", "fp32"), seed), 20, start) for seed in (0, 1)]
     assert tuned[0].validate(4) == tuned[1].validate(4)
     assert tuned[0].train(tmp_path / "0") != tuned[1].train(tmp_path / "1")
 
@@ -113,7 +122,7 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "runs.jsonl"
-    tuned = Case(FINE_TUNING, FIRST[1], 0)
+    tuned = Case(contender(FINE_TUNING, "compact", "fp32"), 0)
 
     def run_suite(*options: str) -> list[str]:
         """Return the names of the runs that were made."""
@@ -127,6 +136,16 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
     assert run_suite("--only", START.name, "--only", tuned.name) == []
     with pytest.raises(SystemExit, match="cannot add to the recorded runs: .*100 steps.*; use another file"):
         run_suite("--only", START.name, "--steps", "200")
-    rows = formats.read(path)
-    assert rows[tuned]["curve"][0][1] < rows[START]["curve"][0][1] - 0.1  # it began with trained parameters
-    assert len(rows[START]["curve"]) == contest.POINTS and rows[START]["setting"] in rows[tuned]["setting"]
+    begun, ended = (each.read(path)[case] for each, case in zip(formats.CONTESTS, (START, tuned)))
+    assert ended["curve"][0][1] < begun["curve"][0][1] - 0.1  # it began with trained parameters
+    assert len(begun["curve"]) == contest.POINTS and begun["setting"] in ended["setting"]
+
+
+def test_a_lost_start_is_trained_again_for_fine_tuning(tmp_path: Path):
+    kept = formats.start_of(20, tmp_path)
+    (tmp_path / "start.pt").unlink()
+    again = formats.start_of(20, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["start.pt"]
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+    other = formats.start_of(40, tmp_path)  # another setting
+    assert not all(torch.equal(kept[name], other[name]) for name in kept)

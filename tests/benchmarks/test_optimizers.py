@@ -44,12 +44,6 @@ def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
     assert CONTEST.read(path) == recorded
 
 
-def test_runs_of_another_setting_are_refused():
-    contest.refuse_other_settings("optimizers", finished(LOSSES), lambda case: "20 steps")
-    with pytest.raises(SystemExit, match="Muon in torch, seed 0 has '20 steps', not '40 steps'; use another file"):
-        contest.refuse_other_settings("optimizers", finished(LOSSES), lambda case: "40 steps")
-
-
 def test_the_table_has_the_seeds_and_their_statistics():
     assert line_of(TORCH_MUON, LOSSES) == ["2.0000", "2.1000", "2.2000", "2.1000", "0.2000", "", ""]
     assert line_of(BALLAST_MUON, LOSSES)[3:] == ["2.1200", "0.2200", "+0.0200 ± 0.0248", "no"]
@@ -88,10 +82,8 @@ def test_the_largest_gap_is_between_equal_steps_and_seeds():
         Case(BALLAST_MUON, 1): row(Case(BALLAST_MUON, 1), [[10, 4.0], [20, 2.3]]),
         Case(TORCH_MUON, 2): row(Case(TORCH_MUON, 2), [[10, 9.0], [20, 9.0]]),
     }
-    gap = optimizers.largest_gap(runs_of_both)
-    assert gap == (pytest.approx(0.2), 1, 20)
-    assert " is 0.2 (seed 1, step 20)" in optimizers.sentence(runs_of_both)
+    assert optimizers.largest_gap(runs_of_both) == pytest.approx(0.2)
     runs_of_both[Case(BALLAST_MUON, 0)]["curve"][1][1] = math.nan
     gap = optimizers.largest_gap(runs_of_both)
-    assert gap is not None and math.isnan(gap.size) and (gap.seed, gap.step) == (0, 20)
+    assert gap is not None and math.isnan(gap)
     assert optimizers.largest_gap(finished({BALLAST_MUON: [1.0], BALLAST_ADAMW: [1.0]})) is None

@@ -11,22 +11,16 @@ from docs.blocks import PAGES, ROOT
 sys.path += [str(PAGES / "drawings"), *(str(ROOT / "benchmarks" / folder) for folder in ("harness", "losses"))]
 
 import format_losses  # noqa: E402 (its folder is on the path only now)
-from formats import FIRST, REFERENCE, TASKS, TRAINING, Case, Variant  # noqa: E402
+from formats import CONTESTS  # noqa: E402
 
-COMPACT, FOUR_BITS = FIRST[1:]
+REFERENCE, _, COMPACT, FOUR_BITS = CONTESTS[0].contenders[:4]
 
 
-def record_runs(folder: Path, losses: dict[Variant, list[float]]) -> Path:
-    """Write runs of training whose curves fall by one from step 10 to step 20."""
+def record_runs(folder: Path, losses: dict[str, list[float]]) -> Path:
+    """Write runs whose curves fall by one from step 10 to step 20."""
     rows = [
-        {
-            "task": "training",
-            "state": variant.state,
-            "gradients": variant.gradients,
-            "seed": seed,
-            "curve": [[10, loss + 1], [20, loss]],
-        }
-        for variant, of_seeds in losses.items()
+        {"formats": contender, "seed": seed, "curve": [[10, loss + 1], [20, loss]]}
+        for contender, of_seeds in losses.items()
         for seed, loss in enumerate(of_seeds)
     ]
     path = folder / "runs.jsonl"
@@ -34,15 +28,20 @@ def record_runs(folder: Path, losses: dict[Variant, list[float]]) -> Path:
     return path
 
 
-def drawn(folder: Path, losses: dict[Variant, list[float]]) -> str:
+def bands(folder: Path, losses: dict[str, list[float]]) -> list[list[format_losses.Band]]:
+    path = record_runs(folder, losses)
+    return [format_losses.bands_of(contest, contest.read(path)) for contest in CONTESTS]
+
+
+def drawn(folder: Path, losses: dict[str, list[float]]) -> str:
     format_losses.draw(record_runs(folder, losses)).write(folder / "drawing.svg")
     return (folder / "drawing.svg").read_text()
 
 
 def test_a_band_has_the_seeds_and_their_differences(tmp_path: Path):
     losses = {REFERENCE: [1.0, 2.0, 3.0], COMPACT: [1.5, 2.25, 3.0]}
-    finished = format_losses.formats.read(record_runs(tmp_path, losses))
-    reference, band = (format_losses.losses(TRAINING, variant, finished) for variant in losses)
+    (reference, band), tuned = bands(tmp_path, losses)
+    assert (reference.number, band.number, tuned) == (0, 2, [])
     assert band.steps == [10, 20]
     assert band.of_seeds == [[2.5, 1.5], [3.25, 2.25], [4.0, 3.0]]
     assert (band.at_each_point(min), band.at_each_point(max)) == ([2.5, 1.5], [4.0, 3.0])
@@ -59,10 +58,10 @@ def test_an_unfinished_variant_has_no_curve(tmp_path: Path):
 
 
 @pytest.mark.parametrize("losses", [{}, {COMPACT: [1.0, 2.0, 3.0]}], ids=["no runs", "no reference"])
-def test_without_the_reference_no_difference_is_drawn(tmp_path: Path, losses: dict[Variant, list[float]]):
+def test_without_the_reference_no_difference_is_drawn(tmp_path: Path, losses: dict[str, list[float]]):
     text = drawn(tmp_path, losses)
     assert "difference from fp32" not in text
-    assert text.count("no variant is finished") == len(TASKS) - len(losses)
+    assert text.count("nothing is finished") == len(CONTESTS) - len(losses)
 
 
 def test_zero_is_in_the_middle_of_differences(tmp_path: Path):
@@ -72,8 +71,5 @@ def test_zero_is_in_the_middle_of_differences(tmp_path: Path):
 
 
 def test_fine_tuning_is_drawn_apart(tmp_path: Path):
-    path = record_runs(tmp_path, {REFERENCE: [1.0, 2.0, 3.0]})
-    path.write_text(path.read_text() + path.read_text().replace("training", "fine-tuning").replace("20,", "4,"))
-    finished = format_losses.formats.read(path)
-    assert set(finished) == {Case(task, REFERENCE, seed) for task in TASKS for seed in range(3)}
-    assert format_losses.finished_variants(TASKS[1], finished) == [REFERENCE]
+    losses = {contest.reference: [1.0, 2.0, 3.0] for contest in CONTESTS}
+    assert [[band.number for band in each] for each in bands(tmp_path, losses)] == [[0], [0]]
