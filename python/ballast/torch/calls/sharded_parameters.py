@@ -255,7 +255,7 @@ class ShardedParameters(ParameterMemory):
         self._gather.on_call_between_steps = tell
 
     def watch_gathers(
-        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]] | None
     ) -> None:
         self._gather.before_gather, self._gather.after_call = before, after_call
 

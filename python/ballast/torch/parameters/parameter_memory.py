@@ -83,7 +83,7 @@ class ParameterMemory:
         """Call `tell` before a module uses its parameters, from now on."""
 
     def watch_gathers(
-        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]]
+        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]] | None
     ) -> None:
         """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
 

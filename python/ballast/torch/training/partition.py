@@ -63,30 +63,6 @@ class GradientOrder:
     Gradients arrive one by one, in a different order on each rank, and some of them on some ranks only. Units are taken
     as a whole and in one order, pass after pass. So all ranks take the same ones, and sums do not depend on how
     parameters are grouped into units. A pass ends when a gradient arrives for the second time.
-
-    >>> order = GradientOrder(order=[1, 0], members=[1, 2])  # unit 0 has one parameter, unit 1 has two
-    >>> order.arrived(1, 0), order.arrived(0, 0)  # unit 0 is complete, but it is not its turn
-    ([], [])
-    >>> order.arrived(1, 1)
-    [1, 0]
-    >>> order.ended_by(0, 0), order.arrived(0, 0)  # the second pass
-    ([], [])
-    >>> order.ended_by(0, 0)  # the third: unit 1 has got nothing new
-    [1, 0]
-    >>> order.arrived(0, 0), order.passes
-    ([], 3)
-    >>> order.rest(passes=4)  # another rank has had one pass more
-    [1, 0, 1, 0]
-    >>> order.ended_by(1, 0), order.held(), order.rest(passes=3)  # it waits for the next one
-    ([], None, [1, 0])
-    >>> order.arrived(1, 0), order.next_unit, order.missing_of_begun(1), order.missing_of_begun(0)
-    ([], 1, [1], [])
-    >>> order.turn(), order.turn(), order.turn(), order.rest(passes=3)  # other ranks take their units now
-    (1, 0, None, [])
-    >>> order.complete(passes=3), order.turn_for_others(), order.passes  # another rank has begun one pass more
-    (None, (1, [0, 1]), 4)
-    >>> order.has_arrived, order.arrived(0, 0), order.has_arrived
-    (False, [0], False)
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -216,9 +192,10 @@ class Partition(ShardedState):
         self._order_is_learnt = False
         self._backward = NO_BACKWARD  # the backward pass in which the last gradient has arrived
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
-        self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), weakref.WeakMethod(self._after_call))
         self._reset_step()
         self._joint_run, self._agreement = inputs.joint_run, inputs.agreement
+        after_call = None if self._agreement is None else weakref.WeakMethod(self._agreement.end_call)
+        self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), after_call)
         if self._agreement is not None:
             first = [unit.members[0].parameter for unit in units]
             self._agreement.join(self, self.ranks, first, lasts=inputs.calls_differ)
@@ -439,10 +416,6 @@ class Partition(ShardedState):
         self._complete_unit()
         if self._agreement is not None:
             self._agreement.use(self, unit, exact)
-
-    def _after_call(self) -> None:
-        if self._agreement is not None:
-            self._agreement.end_call()
 
     def name_of_unit(self, unit: int) -> str:
         return unit_names(self.units)[unit]

@@ -26,17 +26,6 @@ MISSED_STEPS = "the note of missed steps in a run"
 def encode_missed_steps(members: Sequence[UnitParameter], unused: Collection[UnitParameter] = (), step: int = 0) -> bytes:
     """Return the metadata for the commit of a step, which does not update the parameters in `unused`. A commit of joint runs
     may hold it though the step was skipped, so it says which step it means. It is empty if no parameter has missed a step.
-
-    >>> import torch
-    >>> weight, bias = (UnitParameter(torch.nn.Parameter(torch.ones(2)), name, group=0) for name in ("weight", "bias"))
-    >>> encode_missed_steps([weight, bias])
-    b''
-    >>> weight.missed = 5
-    >>> metadata = encode_missed_steps([weight, bias], [bias], step=9)
-    >>> decode_missed_steps(metadata, steps=9), decode_missed_steps(metadata, steps=8)
-    ([5, 1], [5, 0])
-    >>> decode_missed_steps(join_missed_steps([b"", metadata], [1, 0]), steps=9)
-    [1, 5]
     """
     counts = [2 * member.missed + (member in unused) for member in members]
     return _packed([step, *counts]) if any(counts) else b""
