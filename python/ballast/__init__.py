@@ -6,6 +6,7 @@
 True
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ballast._core import version as __version__
@@ -79,12 +80,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the classes of what wrap() and save() return when they are first used: they need torch."""
-    if name == "WrappedOptimizer":
-        from ballast.torch.optimizer import WrappedOptimizer
-
-        return WrappedOptimizer
-    if name == "PendingSave":
-        from ballast.checkpoint.saving import PendingSave
-
-        return PendingSave
+    homes = {"WrappedOptimizer": "ballast.torch.optimizer", "PendingSave": "ballast.checkpoint.saving"}
+    if name in homes:
+        return getattr(import_module(homes[name]), name)
     raise AttributeError(f"module 'ballast' has no attribute {name!r}")

@@ -250,9 +250,8 @@ def storage_of(weak: Any) -> torch.UntypedStorage | None:
 is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of
 
 
-def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copy each of the values into its place. On a GPU a few kernels copy all of them."""
-    torch._foreach_copy_(into, values)
+# Copies each of the values (second) into its place (first). On a GPU a few kernels copy all of them.
+copy_each: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = torch._foreach_copy_
 
 
 # --- Operators ---
@@ -287,11 +286,6 @@ def host_of_store(store: Any) -> str:
 def is_dtensor(tensor: object) -> bool:
     known: Any = sys.modules.get("torch.distributed.tensor")  # no program has a DTensor without this module, which loads slowly
     return known is not None and isinstance(tensor, known.DTensor)
-
-
-def scripted_in(model: torch.nn.Module) -> str | None:
-    """Return the name of a module that torch.jit has scripted or traced, which has no hooks; None if there is none."""
-    return next((name or "model" for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)), None)
 
 
 def box_of_local_tensor(shape: torch.Size, mesh: Any, placements: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

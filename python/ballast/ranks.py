@@ -260,18 +260,14 @@ def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
     return sorted({min(numbers), max(numbers)}) if numbers else []
 
 
-def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
-    """Return a function that each rank calls after it has allocated the memory for an operation, or has failed to. If
-    one rank has failed, the function raises on the others, so that no rank does the operation."""
-
-    def agree(failed: bool) -> None:
-        ranks = failed_ranks(group, failed)
-        if ranks and not failed:
-            fail(
-                "peer_failed",
-                f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
-                where=f"rank {', '.join(map(str, ranks))}",
-                remedy="Free memory there, and call it again on all ranks.",
-            )
-
-    return agree
+def agree_on_memory(group: Group, what: str, failed: bool) -> None:
+    """Raise an error where one of the other ranks has failed to allocate the memory for an operation, so that no rank does it.
+    All ranks call it together, after they have tried."""
+    ranks = failed_ranks(group, failed)
+    if ranks and not failed:
+        fail(
+            "peer_failed",
+            f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
+            where=f"rank {', '.join(map(str, ranks))}",
+            remedy="Free memory there, and call it again on all ranks.",
+        )

@@ -162,7 +162,8 @@ class StepLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             require_no_link(self._path)
             self._file = open(self._path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-            if ends_inside_a_line(self._path):
+            size = self._file.seek(0, os.SEEK_END)
+            if size > 0 and os.pread(self._file.fileno(), 1, size - 1) != b"\n":  # a process was stopped while it wrote a line
                 self._file.write(b"\n")
         except OSError as error:
             self._fail(error)
@@ -214,13 +215,3 @@ def _described_training(optimizer: WrappedOptimizer) -> dict[str, Any]:
         "gradient_format": options.formats.gradients,
         "memory": optimizer.memory(),
     }
-
-
-def ends_inside_a_line(path: Path) -> bool:
-    """Return whether a process was stopped while it wrote the last line."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size == 0:
-            return False
-        file.seek(size - 1)
-        return file.read() != b"\n"

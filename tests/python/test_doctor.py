@@ -158,5 +158,7 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
         "WORLD_SIZE=8",
     ]
     assert f"ballast             {ballast.__version__}, built with" in text
+    machine = "### Machine\n\n```text\nok    drive     ~/scratch is on ext4\n```\n\n### Environment\n\n```text\nBALLAST"
+    assert text.startswith("### Versions\n") and machine in text
     assert not [secret for secret in ("ada", "abc", "example.org") if secret in text]
     assert "MASTER_ADDR=127.0.0.1" in bug_report([], environment={"MASTER_ADDR": "127.0.0.1"})

@@ -52,14 +52,6 @@ class HostRank:
         """
         return f"host {host} ({self.names[host]})"
 
-    def describe_peer(self, host: int) -> str:
-        """Return the words for the same rank of a host.
-
-        >>> HostRank(host=0, names=("a", "b"), rank=1, ranks=2, peers=(1, 3)).describe_peer(1)
-        'host 1 (b), rank 3 of the job'
-        """
-        return f"{self.describe(host)}, rank {self.peers[host]} of the job"
-
 
 def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None) -> list[HostRank]:
     """Return the host and the rank of each process, from the machines of all and their names. With a number of hosts, each
@@ -258,7 +250,8 @@ class HostGroup:
         for host in self._failed_hosts():
             rank = self.members.index(host)
             # Only the first one is a rank of this group: others are in the words with which it left.
-            what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", f"{self.own.describe_peer(host)},", what, count=1)
+            peer = f"{self.own.describe(host)}, rank {self.own.peers[host]} of the job,"
+            what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", peer, what, count=1)
         parts = {part: getattr(error, part) for part in ("where", "needed", "available", "remedy")}
         fail(OF_PEERS[error.code], what, **parts)
 

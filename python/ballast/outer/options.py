@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from ballast.checks import is_number, one_of, read_count, refuse, refuse_value, require_directory
+from ballast.checks import all_known, is_number, one_of, read_count, refuse, refuse_value, require_directory, texts_by_name
 from ballast.formats import FORMATS, WireFormat
 from ballast.schema import options_text
 from ballast.tiers import TIERS, directory_of, tier_of
@@ -145,13 +145,8 @@ def outer_from_text(text: str) -> DiLoCo:
     >>> outer_from_text("every=64,wire=int8").call()
     'ballast.DiLoCo(every=64, wire="int8")'
     """
-    given: dict[str, Any] = {}
-    for word in text.split(","):
-        name, _, value = (part.strip() for part in word.partition("="))
-        one_of("option of DiLoCo", name, [option.name for option in fields(DiLoCo)])
-        if name in given:
-            refuse(f"cannot use {text!r}: it names {name} twice", where="--outer", needed="each option once")
-        given[name] = _value_of(value)
+    given = {name: _value_of(value) for name, value in texts_by_name("--outer", text).items()}
+    all_known("option of DiLoCo", given, [option.name for option in fields(DiLoCo)])
     if "every" not in given:
         refuse(f"cannot use {text!r}: it has no every=", where="--outer", needed="steps between exchanges, such as every=64")
     return DiLoCo(**given)

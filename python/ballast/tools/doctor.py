@@ -234,24 +234,7 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
 def bug_report(findings: Sequence[str], *, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the report. `findings` are the lines of `ballast doctor`.
-
-    >>> print(bug_report(["ok    cpu"], environment={"RANK": "0", "MASTER_ADDR": "node-17", "HF_TOKEN": "hf_1"}))
-    ### Versions
-    ...
-    ### Machine
-    <BLANKLINE>
-    ```text
-    ok    cpu
-    ```
-    <BLANKLINE>
-    ### Environment
-    <BLANKLINE>
-    ```text
-    MASTER_ADDR=(hidden)
-    RANK=0
-    ```
-    """
+    """Return the report. `findings` are the lines of `ballast doctor`."""
     home = environment.get("HOME", "")
     shown = [
         f"{name}={_shown(name, environment[name])}"

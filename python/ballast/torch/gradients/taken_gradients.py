@@ -61,9 +61,7 @@ class TakenGradient(torch.Tensor):
         return f"TakenGradient({self.taker.name_of(self.member)}, shape={tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in ANSWERS:
             refuse_to_compute(func, args)
         return ANSWERS[func](*args, **(kwargs or {}))

@@ -197,9 +197,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._computes = computes
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = _tensors_in((args, kwargs))
         histories = [history for history in map(history_of, given) if history is not None]
@@ -215,9 +213,7 @@ class Recorder(TorchDispatchMode):
 class FutureDevice(TorchFunctionMode):
     """Lets deferred tensors report their future device: constructors do not initialize tensors on the meta device."""
 
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _DEVICE_PROPERTIES:
             history = history_of(args[0])
             if history is not None:
@@ -270,20 +266,17 @@ _IS_META = torch.Tensor.is_meta.__get__
 _DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-def _follow_function(
-    _: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
+def _follow_function(_: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return followed(func, args, kwargs or {})
+
+
+def _described(tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+    kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "Tensor"
+    return f"{kind} of {tuple(tensor.shape)}, {tensor.dtype}, made when training begins"
 
 
 class DeferredTensor(torch.Tensor):
     """A deferred tensor after the block of `ballast.deferred()`. A change of its class makes a tensor one."""
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Tensor of {tuple(self.shape)}, {self.dtype}, made when training begins"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         memo[id(self)] = copied = self.clone()
@@ -292,17 +285,12 @@ class DeferredTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return values_of(self).__reduce_ex__(protocol)
 
+    __repr__, __format__ = _described, lambda self, spec: format(repr(self), spec)
     __torch_function__: Any = classmethod(_follow_function)
 
 
 class DeferredParameter(torch.nn.Parameter):
     """A deferred parameter after the block of `ballast.deferred()`, until it is wrapped."""
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Parameter of {tuple(self.shape)}, {self.dtype}, made when training begins"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         values = self.detach().clone()
@@ -314,6 +302,7 @@ class DeferredParameter(torch.nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.nn.Parameter(values_of(self), self.requires_grad).__reduce_ex__(protocol)
 
+    __repr__, __format__ = _described, lambda self, spec: format(repr(self), spec)
     __torch_function__: Any = classmethod(_follow_function)
 
 

@@ -123,9 +123,7 @@ class OwnedDeferred(Placeholder):
     """A deferred parameter of a training that has not begun: casts and moves of it are recorded, and its other uses refused."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = managed(args[0]) if args and type(args[0]) is cls else None
         if found is not None and (recorded := found.initial) is not None:
             name = func.__name__

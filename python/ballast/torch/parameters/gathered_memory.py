@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from ballast import _core
 from ballast.errors import FailureError, OutOfMemoryError
@@ -102,6 +103,7 @@ class GatheredMemory:
 
     def _change(self, kept: int) -> None:
         try:
-            self._core.keep_gathered(self._least + kept, agree=agree_on_memory(self._ranks, "a change of gathered memory"))
+            agree = partial(agree_on_memory, self._ranks, "a change of gathered memory")
+            self._core.keep_gathered(self._least + kept, agree=agree)
         except (OutOfMemoryError, FailureError) as error:
             log.info("parameters do not stay gathered: %s", error)

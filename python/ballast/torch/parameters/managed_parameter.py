@@ -329,11 +329,6 @@ def is_without_values(parameter: torch.Tensor) -> bool:
     return found is not None and found.is_without_values
 
 
-def lacks_values(parameter: torch.Tensor) -> bool:
-    found = managed(parameter)
-    return found is not None and found.lacks_values
-
-
 # --- The classes that a parameter has while its values are elsewhere ---
 # A use of the parameter, or of a view of an opaque one, asks the owner for the values. A cast is refused: the optimizer keeps
 # values in the format that they had.
@@ -407,9 +402,7 @@ ATTRIBUTE = "ballast_managed"  # a torch parameter has its ManagedParameter here
 ATTRIBUTE_OF_AWAITED = "ballast_wait"  # an AwaitedParameter has this attribute
 
 
-def _bring_values(
-    _: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
+def _bring_values(_: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Call a function of torch while the owners bring the values that it uses."""
     kwargs = kwargs or {}
     if needs_no_values(func):

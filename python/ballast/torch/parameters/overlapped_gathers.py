@@ -36,9 +36,7 @@ class AwaitedParameter(torch.nn.Parameter):
         return self.__reduce_ex__(protocol)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         if needs_no_values(func):
             with without_torch_function():

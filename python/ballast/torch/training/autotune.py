@@ -152,7 +152,7 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
         searches[-1].refuse()
     if not options.chooses:
         return options
-    chosen = preferred(fitting, Search.seconds)
+    chosen = preferred(fitting, lambda search: search.chosen.seconds)
     if request.group.rank == 0:
         formats = f"; {chosen.settled().formats.in_words()}" if options.chooses_formats else ""
         log.info("%s%s", chosen.in_words(), formats)
@@ -176,18 +176,18 @@ class Search:
         least = min((configuration.seconds for configuration in fitting), default=0.0)
         self.fastest = next((each for each in fitting if each.seconds <= 1.01 * least), None)  # the lowest stage of equals
 
-    def seconds(self) -> float:
-        """Return the time of the fastest configuration that fits."""
+    @property
+    def chosen(self) -> Configuration:
+        """The fastest configuration that fits, where there is one."""
         assert self.fastest is not None
-        return self.fastest.seconds
+        return self.fastest
 
     def settled(self) -> WrapOptions:
-        """Return the options of the fastest configuration that fits."""
-        assert self.fastest is not None
-        options = changed(self._options, stage=self.fastest.stage)
+        """Return the options of the chosen configuration."""
+        options = changed(self._options, stage=self.chosen.stage)
         if not options.chooses_tiers:
             return options
-        return changed(options, offload=_named(self.fastest.placement, options.directories))
+        return changed(options, offload=_named(self.chosen.placement, options.directories))
 
     def _stages(self) -> tuple[int, ...]:
         if self._options.stage is not None:
@@ -265,8 +265,7 @@ class Search:
 
     def in_words(self) -> str:
         """Return the reason for the choice."""
-        chosen = self.fastest
-        assert chosen is not None
+        chosen = self.chosen
         others = [
             f"stage {configuration.stage} {_seconds(configuration.seconds) if self._fits(configuration) else 'does not fit'}"
             for configuration in self._configurations

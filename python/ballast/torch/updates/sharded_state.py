@@ -9,6 +9,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -29,7 +30,7 @@ from ballast.sizes import human_size
 from ballast.torch.gpu import free_bytes, in_stream, require_stream, return_cached_memory
 from ballast.torch.memory import keep_freed_memory, resident_bytes, return_freed_memory
 from ballast.torch.parameters.deferred_parameters import InitialValueReader, refuse_to_begin
-from ballast.torch.parameters.managed_parameter import is_without_values, lacks_values, managed, nothing_like, plain
+from ballast.torch.parameters.managed_parameter import is_without_values, managed, nothing_like, plain
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, first_trace, model_of, prefetched
 from ballast.torch.parameters.writes import agree_on_writes, is_same_kind, require_same_values
@@ -97,7 +98,7 @@ class ShardedState:
         """Copy parameters unit by unit, and free torch's memory of each: no rank holds all parameters twice."""
         for member in self.all_members:
             is_kept = self.core.found and member.group is not None
-            if not is_kept and lacks_values(member.parameter):
+            if not is_kept and (found := managed(member.parameter)) is not None and found.lacks_values:
                 refuse_to_begin(member.name)
         if not self.core.found:
             there = [member for member in self.all_members if not is_without_values(member.parameter)]
@@ -139,7 +140,7 @@ class ShardedState:
         if not is_in_backward() and (moved := sum(sizes)) > 0:
             in_flight = max(sizes) * (2 + needed / moved) + RETURNED_EVERY  # a unit that is there twice, and the one before
             needed = min(needed, max(needed - moved, 0) + int(in_flight))
-        agree_on_memory(self.ranks, "the beginning of the training")(needed > free)
+        agree_on_memory(self.ranks, "the beginning of the training", needed > free)
         if needed > free:
             fail(
                 "device_memory",
@@ -259,7 +260,7 @@ class ShardedState:
         self.memory.require_offloadable(parameters)
         self.memory.require_not_gathered("cannot offload the training")
         self.memory.release_unit()
-        self.core.offload(parameters=parameters, agree=agree_on_memory(self.ranks, "offload()"))
+        self.core.offload(parameters=parameters, agree=partial(agree_on_memory, self.ranks, "offload()"))
         if parameters:
             self.memory.offload()
 
@@ -267,7 +268,7 @@ class ShardedState:
         """Bring everything back. Any stream may be current, because close() reloads a training that is offloaded."""
         with in_stream(self._gpu, self._stream):
             return_cached_memory(self._gpu)
-            self.core.reload(agree=agree_on_memory(self.ranks, "reload()"))
+            self.core.reload(agree=partial(agree_on_memory, self.ranks, "reload()"))
             self.memory.reload()
 
     # --- Checkpoints ---
@@ -373,9 +374,7 @@ class LazyState(torch.Tensor):
         return f"LazyState({self.place}, {self.read_now()!r})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
         options = kwargs or {}
