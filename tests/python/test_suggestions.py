@@ -11,7 +11,7 @@ import ballast
 import pytest
 from ballast.options import Options
 from ballast.planning.request import request_plan
-from ballast.planning.suggestions import machines_for, settings_of
+from ballast.planning.suggestions import Change, Search, machines_for, settings_of
 from ballast.schema import options_of
 from ballast.tools.command_line import main
 
@@ -238,3 +238,27 @@ def test_the_smallest_formats_fit_large_models_on_one_gpu(tmp_path, size, asked)
     words = [str(path), "--ranks", "1", *asked.split()]
     assert plan(words)[0] == 1
     assert plan([*words, "--state-format", "auto", "--gradient-format", "auto"]) == (0, "")
+
+
+class SearchOfSizes(Search):
+    """A search in which a request fits with these sizes, or larger ones, of some options."""
+
+    def __init__(self, **sizes):
+        self._sizes = sizes
+
+    def _fits(self, changes):
+        given = dict(option for change in changes for option in change.written)
+        return all(given.get(name, 0) >= size for name, size in self._sizes.items())
+
+
+def test_many_changes_are_as_small_and_as_few_as_possible():
+    axes = [[Change.of({name: size}) for size in (1, 2, 3)] for name in "abcdef"]
+    search = SearchOfSizes(a=2, c=1, d=3, f=1)
+
+    def sizes(changes):
+        return dict(option for change in changes for option in change.written)
+
+    assert search.fewest(axes) == []
+    assert sizes(search.least(axes, may_drop=True)) == {"a": 2, "c": 1, "d": 3, "f": 1}
+    assert sizes(search.least(axes)) == {"a": 2, "b": 1, "c": 1, "d": 3, "e": 1, "f": 1}
+    assert search.least(axes[:3], may_drop=True) == []

@@ -88,8 +88,8 @@ def remedy(request: PlanRequest) -> str:
     both = [*settings, *machine]
     found = search.fewest(both, most=2)
     if not any(all(each.asks in (Asks.NOTHING, Asks.OTHER_TRAINING) for each in changes) for changes in found):
-        found += search.fewest(settings, least=3) or search.fewest_of_all(settings)
-    found = found or search.fewest(both, least=3) or search.fewest_of_all(both)
+        found += search.fewest(settings, least=3) or filter(None, [search.least(settings, may_drop=True)])
+    found = found or search.fewest(both, least=3) or [*filter(None, [search.least(both, may_drop=True)])]
     plans = search.plans(sorted(found, key=_asked)[:MOST_LISTED])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if plans:
@@ -209,17 +209,10 @@ class Search:
         found: list[Changes] = []
         for count in range(least, most + 1):
             for chosen in combinations(axes, count):
-                changes = self._least(chosen)
+                changes = self.least(chosen)
                 if changes and not any(set(other) <= set(changes) for other in found):
                     found.append(changes)
         return found
-
-    def fewest_of_all(self, axes: Sequence[Axis]) -> list[Changes]:
-        """Return as few changes as possible of all of them together, if these fit."""
-        if not self._fits([axis[-1] for axis in axes]):
-            return []
-        changes = self._least(self._needed(axes))
-        return [changes] if changes else []
 
     def plans(self, found: Sequence[Changes]) -> list[Suggestion]:
         suggestions = []
@@ -228,24 +221,18 @@ class Search:
             suggestions += [Suggestion(changes, min(plans, key=lambda plan: plan.seconds))] if plans else []
         return suggestions
 
-    def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
-        """Leave out axes that are not needed in addition to the others, beginning with the last."""
-        needed = list(axes)
+    def least(self, axes: Sequence[Axis], *, may_drop: bool = False) -> Changes:
+        """Return the smallest change on each axis that fits with those on the others; nothing if the largest do not fit. With
+        `may_drop`, there is none on an axis that is not needed in addition to the others."""
+        before = [axis[-1] for axis in axes]
+        least: list[Change] = []
+        if not self._fits(before):
+            return least
         for axis in reversed(axes):
-            others = [other for other in needed if other is not axis]
-            if self._fits([other[-1] for other in others]):
-                needed = others
-        return needed
-
-    def _least(self, axes: Sequence[Axis]) -> list[Change] | None:
-        """Return the smallest change on each axis that fits with those on the others; None if the largest do not fit."""
-        changes = [axis[-1] for axis in axes]
-        if not self._fits(changes):
-            return None
-        for i in reversed(range(len(axes))):
-            tries = ([*changes[:i], change, *changes[i + 1 :]] for change in axes[i])
-            changes = next(each for each in tries if self._fits(each))
-        return changes
+            del before[-1]
+            tries = [[change, *least] for change in axis]
+            least = next(each for each in ([least, *tries] if may_drop else tries) if self._fits([*before, *each]))
+        return least
 
     def _changed(self, changes: Changes) -> list[PlanRequest]:
         """Return one request for each stage, because a stage with larger shards needs larger tiles to be quick."""

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -260,24 +260,21 @@ def _section(
 ) -> list[str]:
     """Draw values of the steps: their curves have names, and they are multiplied with `scale`. Return nothing if no step has
     any."""
-
-    def value_of(key: str) -> Callable[[Step], float | None]:
-        return lambda step: None if step.get(key) is None else step[key] * scale
-
-    curves = [found for name, key in values.items() if (found := curve(logs, name, value_of(key)))]
+    curves = [found for name, key in values.items() if (found := curve(logs, name, key, scale))]
     if not curves:
         return []
     drawing = draw_curves(label, curves, from_zero=from_zero, marks=resumed_at(logs))
     return [*([f"<h2>{heading}</h2>"] if heading else []), drawing.svg(alone=False)]
 
 
-def curve(logs: Sequence[RankLog], name: str, value_of: Callable[[Step], Any]) -> Curve | None:
-    """Return a value of all ranks by step; None if no step has it."""
+def curve(logs: Sequence[RankLog], name: str, key: str, scale: float, *, of: str = "") -> Curve | None:
+    """Return a value of all ranks by step; None if no step has it. It is 0 in steps that have the value `of` without it."""
     values: dict[int, list[float]] = {}
     for log in logs:
         for step in log.steps:
-            if (value := value_of(step)) is not None:
-                values.setdefault(int(step["step"]), []).append(float(value))
+            value = step.get(key) or 0.0 if of in step else step.get(key)
+            if value is not None:
+                values.setdefault(int(step["step"]), []).append(value * scale)
     return curve_of(name, values) if values else None
 
 
@@ -290,12 +287,9 @@ def _waits(logs: Sequence[RankLog], marks: Sequence[float]) -> str:
     lanes.sort(key=lambda lane: -sum(step.get(lane) or 0.0 for step in timed))
     if not lanes:
         return "<p>The loop has not waited.</p>"
-
-    def stall_of(lane: str) -> Callable[[Step], float | None]:
-        return lambda step: 1e3 * (step.get(lane) or 0.0) if "exposed_seconds" in step else None
-
     has_drive = any(_bytes_in(log, "nvme") for log in logs)
-    curves = [curve(logs, lane_in_words(lane.removeprefix(STALL), has_drive=has_drive), stall_of(lane)) for lane in lanes]
+    names = {lane_in_words(lane.removeprefix(STALL), has_drive=has_drive): lane for lane in lanes}
+    curves = (curve(logs, name, lane, 1e3, of="exposed_seconds") for name, lane in names.items())
     used = [each for each in curves if each is not None]
     return draw_stacked("milliseconds of a step, by lane", used, marks=marks).svg(alone=False)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ballast.checks import refuse_unsupported
 from ballast.ranks import Group
@@ -84,9 +85,7 @@ class AdafactorUpdates(CustomUpdates):
 
     whole_values = frozenset({"row_var", "col_var"})
 
-    def custom_step(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
-    ) -> None:
+    def custom_step(self, optimizer: Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool) -> None:
         mine = [
             Shard(member, shards.part(member)[0], masters, gradients, group_of(optimizer, member.parameter))
             for tile in tiles

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch.optim import Optimizer
 
 from ballast import _core
 from ballast.checks import refuse, refuse_unsupported
@@ -26,7 +27,7 @@ class StepRollback:
     """The options of parameter groups and the attributes of an optimizer, as they are now. Tensors and containers keep their
     identity when they return to their values. Other objects that a step changes stay changed."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: Optimizer):
         self._optimizer = optimizer
         self._groups = [saved_options(group) for group in optimizer.param_groups]
         self._attributes = {name: _saved(vars(optimizer)[name]) for name in self._names()}
@@ -114,13 +115,13 @@ class CustomStepRunner:
     pieces: then each call begins with the options and attributes that the optimizer had before the first one. A group keeps
     the options of the last call in which it had pieces, and the optimizer the attributes of the last call."""
 
-    def __init__(self, kind: type[torch.optim.Optimizer]):
+    def __init__(self, kind: type[Optimizer]):
         step: Any = kind.step
         self._step: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._rollback: StepRollback | None = None
         self._options: dict[int, Callable[[], Any]] = {}  # options by group, after the last call in which it had pieces
 
-    def run(self, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece], *, is_last: bool) -> None:
+    def run(self, optimizer: Optimizer, pieces: Sequence[Piece], *, is_last: bool) -> None:
         """Update pieces. `is_last` is true in the last call of a training step."""
         if self._rollback is not None:
             self._rollback.undo()
@@ -154,7 +155,7 @@ def shape_of(member: UnitParameter, count: int) -> torch.Size:
 
 
 @contextmanager
-def on_pieces(optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]) -> Iterator[None]:
+def on_pieces(optimizer: Optimizer, pieces: Sequence[Piece]) -> Iterator[None]:
     """Replace the optimizer's parameters and state by pieces inside the block, for its own step. The step may change
     everything else."""
     full = [group["params"] for group in optimizer.param_groups]
@@ -190,7 +191,7 @@ def require_state_of_parameters(state: dict[Any, Any], pieces: Sequence[Piece]) 
             )
 
 
-def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
 
 
@@ -210,7 +211,7 @@ LION_GRADIENTS, LION_LR = (*GRADIENTS, 0.0001), 0.01  # the last one points agai
 REMEDY = 'Keep its state in memory, where it may be anything: offload={"state": "host"}, or none.'
 
 
-def values_of_each_element(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
+def values_of_each_element(optimizer: Optimizer, kind: type[Optimizer]) -> tuple[str, ...]:
     """Make a few steps of this class on a few elements for each parameter group, and return the names of what they keep of each
     element. The optimizer stays as it is.
 
@@ -231,7 +232,7 @@ def values_of_each_element(optimizer: torch.optim.Optimizer, kind: type[torch.op
     return tuple(names)
 
 
-def makes_steps_of_lion(optimizer: torch.optim.Optimizer) -> bool:
+def makes_steps_of_lion(optimizer: Optimizer) -> bool:
     """Return whether this class named Lion makes the steps that the paper describes, with the options of its groups. Variants
     have the same name."""
     kept = [group["lr"] for group in optimizer.param_groups]
@@ -258,7 +259,7 @@ def _after_lion(group: Mapping[str, Any]) -> torch.Tensor:
     return values
 
 
-def _states_after_steps(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+def _states_after_steps(optimizer: Optimizer, kind: type[Optimizer]) -> list[dict[str, Any]]:
     """Return the states after each step. In a training each step gets new objects for the same parameters, so a step
     that remembers objects is refused: it would lose what it knows of them."""
     states, values = _trial(optimizer, kind, new_objects=True)
@@ -269,8 +270,8 @@ def _states_after_steps(optimizer: torch.optim.Optimizer, kind: type[torch.optim
 
 
 def _trial(
-    optimizer: torch.optim.Optimizer,
-    kind: type[torch.optim.Optimizer],
+    optimizer: Optimizer,
+    kind: type[Optimizer],
     *,
     new_objects: bool,
     gradients: Sequence[float] = GRADIENTS,
@@ -299,7 +300,7 @@ def _values(factor: float) -> torch.Tensor:
     return torch.linspace(-factor, factor, ELEMENTS, device="cpu")
 
 
-def _refuse(kind: type[torch.optim.Optimizer], why: str) -> NoReturn:
+def _refuse(kind: type[Optimizer], why: str) -> NoReturn:
     refuse_unsupported(
         f"the library cannot keep the state of {kind.__module__}.{kind.__qualname__}: {why}",
         needed=f"at most {_core.MAX_CUSTOM_VALUES} values of each element, of torch.float32, which its first two steps make",

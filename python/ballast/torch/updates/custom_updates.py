@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ballast import _core
 from ballast.checks import refuse
@@ -47,16 +48,14 @@ class CustomUpdates(Updates):
     """Updates by the optimizer's own step. The state that the step makes lives in optimizer.state. It is that of the
     full parameter if this rank keeps all of it, else that of its shard, which is one-dimensional."""
 
-    def __init__(self, kind: type[torch.optim.Optimizer]):
+    def __init__(self, kind: type[Optimizer]):
         self._step = CustomStepRunner(kind)
         self._parts: dict[int, torch.nn.Parameter] = {}  # the shard in fp32, by id of the parameter
 
     def rule(self, group: Group) -> Rule:
         return _core.External()
 
-    def custom_step(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
-    ) -> None:
+    def custom_step(self, optimizer: Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
         unit, as `for_custom_step()` has it."""
         pieces = []
@@ -72,7 +71,7 @@ class CustomUpdates(Updates):
                 optimizer.state[piece.parameter] = piece.state
         wait_for_current_streams([piece.masters for piece in pieces])  # the library continues in streams of its own
 
-    def _part(self, optimizer: torch.optim.Optimizer, member: UnitParameter, values: torch.Tensor) -> torch.nn.Parameter:
+    def _part(self, optimizer: Optimizer, member: UnitParameter, values: torch.Tensor) -> torch.nn.Parameter:
         key = id(member.parameter)
         if key not in self._parts:
             self._parts[key] = torch.nn.Parameter(values)
@@ -81,7 +80,7 @@ class CustomUpdates(Updates):
             self._parts[key].data = values
         return self._parts[key]
 
-    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def begin(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         for member in shards.members:
             part = shards.part(member)
             values = state.get(id(member.parameter))
@@ -91,12 +90,12 @@ class CustomUpdates(Updates):
                     for name, value in values.items()
                 }
 
-    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def install(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         for member in shards.members:
             if values := state.get(id(member.parameter)):
                 optimizer.state[member.parameter] = values
 
-    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+    def take_out(self, optimizer: Optimizer, shards: ShardedState) -> State:
         mine = [(shards.part(member), to_host(optimizer.state.get(member.parameter, {}))) for member in shards.members]
         all_states = from_all_ranks(shards.ranks, mine)
         state = {}
@@ -108,12 +107,12 @@ class CustomUpdates(Updates):
     def forget_partition(self) -> None:
         self._parts = {}
 
-    def offload(self, optimizer: torch.optim.Optimizer) -> None:
+    def offload(self, optimizer: Optimizer) -> None:
         self._parts = {}
         for parameter, values in optimizer.state.items():
             optimizer.state[parameter] = to_host(values)
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
+    def state_bytes(self, optimizer: Optimizer, shards: ShardedState) -> int:
         states = [optimizer.state.get(member.parameter, {}) for member in shards.members]
         return sum(value.nbytes for values in states for value in values.values() if isinstance(value, torch.Tensor))
 
@@ -131,7 +130,7 @@ def shard_of_value(member: UnitParameter, part: Part, value: Any) -> Any:
     return value.clone()
 
 
-def move_state_to(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, shard: torch.Tensor) -> None:
+def move_state_to(optimizer: Optimizer, parameter: torch.Tensor, shard: torch.Tensor) -> None:
     """Move loaded state to the device of the shard."""
     group = group_of(optimizer, parameter)
     values = optimizer.state.get(parameter, {})
@@ -191,7 +190,7 @@ class StoredUpdates(Updates):
     """Updates by the optimizer's own step. The library keeps the values of each element, and optimizer.state shows them
     next to the scalars: other values, such as a count of steps."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: Optimizer):
         self._kind = type(optimizer)  # the optimizer has another class once it is wrapped
         self._step = CustomStepRunner(self._kind)
         self._names: tuple[str, ...] = ()
@@ -200,21 +199,19 @@ class StoredUpdates(Updates):
         self._new: dict[int, tuple[UnitParameter, ScalarState]] = {}  # state by parameter id, until the training step ends
         self._may_resume = True  # false once the first partition has begun
 
-    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+    def prepare(self, optimizer: Optimizer) -> None:
         names = values_of_each_element(optimizer, self._kind)
         self._names = tuple(dict.fromkeys([*self._names, *names]))
 
     def rule(self, group: Group) -> Rule:
         return _core.External(custom_values=len(self._names))
 
-    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+    def moments(self, optimizer: Optimizer) -> list[tuple[_core.Moment, str]]:
         return [(_core.Moment[f"custom_{number}"], name) for number, name in enumerate(self._names)]
 
     # --- A step ---
 
-    def custom_step(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
-    ) -> None:
+    def custom_step(self, optimizer: Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
         pieces = [piece for tile in tiles for piece in self._pieces(optimizer, shards, tile, factor)]
         self._step.run(optimizer, pieces, is_last=is_last)
@@ -228,7 +225,7 @@ class StoredUpdates(Updates):
             self._set_metadata(optimizer, shards)
 
     def _pieces(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tile: _core.TileToUpdate, factor: float
+        self, optimizer: Optimizer, shards: ShardedState, tile: _core.TileToUpdate, factor: float
     ) -> Iterator[StoredPiece]:
         values = [tensor_of(each, torch.float32) for each in tile.own]
         for member, where, masters, gradients in elements_in(tile, shards, factor):
@@ -244,9 +241,7 @@ class StoredUpdates(Updates):
             }
             yield StoredPiece(member.parameter, part, state, member, own)
 
-    def _show(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, member: UnitParameter, scalars: ScalarState
-    ) -> None:
+    def _show(self, optimizer: Optimizer, shards: ShardedState, member: UnitParameter, scalars: ScalarState) -> None:
         """Show the state. A scalar stays the same tensor, so that a state_dict() of before is as current as its moments."""
         moments = {name: moment for moment, name in self.moments(optimizer)}
         before = optimizer.state.get(member.parameter, {})
@@ -256,7 +251,7 @@ class StoredUpdates(Updates):
             for name, value in scalars.items()
         }
 
-    def _scalars(self, optimizer: torch.optim.Optimizer, member: UnitParameter) -> ScalarState:
+    def _scalars(self, optimizer: Optimizer, member: UnitParameter) -> ScalarState:
         if id(member.parameter) not in self._begun:
             return {}
         shown = optimizer.state[member.parameter]
@@ -271,7 +266,7 @@ class StoredUpdates(Updates):
     def join_metadata(self, metadata: Sequence[bytes], places: Sequence[int]) -> bytes:
         return join_scalars(self._kept, metadata, places)
 
-    def _set_metadata(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> None:
+    def _set_metadata(self, optimizer: Optimizer, shards: ShardedState) -> None:
         """Keep the scalars with the state in the next commits of a run."""
         if shards.keeps_run:
             shards.core.set_note(encode_scalars(self._kept, [self._scalars(optimizer, member) for member in shards.members]))
@@ -286,7 +281,7 @@ class StoredUpdates(Updates):
 
     # --- State ---
 
-    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def begin(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         for member in shards.members:
             for name, value in state.get(id(member.parameter), {}).items():
                 if name not in self._names:
@@ -300,7 +295,7 @@ class StoredUpdates(Updates):
         if moments := moments_in(state, shards, self.moments(optimizer)):
             shards.write_moments(moments)
 
-    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def install(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         self._begun = set()
         for member in shards.members:
             scalars = _without_values(self._names, member, state)
@@ -309,21 +304,21 @@ class StoredUpdates(Updates):
                 self._show(optimizer, shards, member, scalars)
         self._set_metadata(optimizer, shards)
 
-    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+    def changed_state(self, optimizer: Optimizer, shards: ShardedState) -> State | None:
         begun = [member for member in shards.members if id(member.parameter) in self._begun]
         is_there = all(member.parameter in optimizer.state for member in begun)
         if is_there and not any(self._is_replaced(optimizer, member) for member in shards.members):
             return None
         return changed_state(optimizer, shards, begun)
 
-    def _is_replaced(self, optimizer: torch.optim.Optimizer, member: UnitParameter) -> bool:
+    def _is_replaced(self, optimizer: Optimizer, member: UnitParameter) -> bool:
         """Return whether the user has replaced values of each element. The next step itself begins with other scalars, or
         without state."""
         values = optimizer.state.get(member.parameter, {})
         shown = (values.get(name) for name in self._names)
         return any(isinstance(each, torch.Tensor) and not isinstance(each, LazyState) for each in shown)
 
-    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+    def take_out(self, optimizer: Optimizer, shards: ShardedState) -> State:
         """Return the scalars. A rank has those of parameters of which it has elements, and may get others."""
         all_states = from_all_ranks(shards.ranks, [self._scalars(optimizer, member) for member in shards.members])
         found = zip(shards.members, zip(*all_states))
@@ -332,7 +327,7 @@ class StoredUpdates(Updates):
     def forget_partition(self) -> None:
         self._begun, self._new = set(), {}
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
+    def state_bytes(self, optimizer: Optimizer, shards: ShardedState) -> int:
         scalars = (value for member in shards.members for value in self._scalars(optimizer, member).values())
         return sum(value.nbytes for value in scalars if isinstance(value, torch.Tensor))
 

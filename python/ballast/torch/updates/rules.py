@@ -11,6 +11,7 @@ from operator import is_
 from typing import Any, NoReturn
 
 import torch
+from torch.optim import Optimizer
 
 from ballast import _core
 from ballast.checks import is_number, refuse, refuse_unsupported
@@ -35,7 +36,7 @@ from ballast.torch.updates.sharded_state import (
 from ballast.torch.updates.updates import Group, MakeRule, Updates
 
 
-def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool) -> Updates:
+def updates_of(optimizer: Optimizer, *, declared: bool, stored: bool) -> Updates:
     """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if the
     user declares that this step does the same to each element. The library keeps the state of that step if `stored`."""
     make_rule = rule_of(optimizer)
@@ -50,7 +51,7 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool, stored: bool
     return StoredUpdates(optimizer) if stored else CustomUpdates(type(optimizer))
 
 
-def _require_whole_matrices(optimizer: torch.optim.Optimizer) -> None:
+def _require_whole_matrices(optimizer: Optimizer) -> None:
     kind = type(optimizer).__name__
     if kind not in ("Muon", "Adafactor"):
         return
@@ -79,11 +80,11 @@ class RuleUpdates(Updates):
         self._objects: StateObjects | None = None  # the objects in optimizer.state when it was last found to be as it was shown
         self._given: set[int] = set()  # ids of parameters whose state was loaded
 
-    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+    def moments(self, optimizer: Optimizer) -> list[tuple[_core.Moment, str]]:
         rule = self.rule(optimizer.param_groups[0])
         return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
 
-    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def begin(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         names = self.moments(optimizer)
         if moments := moments_in(state, shards, names):
             shards.write_moments(moments)
@@ -102,7 +103,7 @@ class RuleUpdates(Updates):
     def _has_begun(self, shards: ShardedState, member: UnitParameter) -> bool:
         return shards.steps > member.missed or id(member.parameter) in self._given
 
-    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+    def changed_state(self, optimizer: Optimizer, shards: ShardedState) -> State | None:
         """Notice when the user puts other objects in the place of state that is shown. No value is looked at."""
         if self._objects is not None and self._objects.are_in(optimizer.state):
             return None
@@ -111,14 +112,14 @@ class RuleUpdates(Updates):
         self._objects = StateObjects(optimizer.state)
         return None
 
-    def _has_kept(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    def _has_kept(self, optimizer: Optimizer, parameter: torch.Tensor) -> bool:
         now, shown = optimizer.state.get(parameter), self._shown.get(id(parameter))
         if not isinstance(now, dict) or shown is None or not all(reads_same(now.get(name), shown[name]) for name in shown):
             return False
         self._shown[id(parameter)] = {name: now[name] for name in shown}  # they may be on another device
         return True
 
-    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+    def take_out(self, optimizer: Optimizer, shards: ShardedState) -> State:
         kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
         begun = [member for member in shards.members if self._has_begun(shards, member)]
         return {id(member.parameter): {"step": steps_of(shards, member), **kept_here} for member in begun}
@@ -164,7 +165,7 @@ def steps_of(shards: ShardedState, member: UnitParameter) -> torch.Tensor:
 # --- Which optimizers have a rule ---
 
 # Torch's optimizers whose step does the same to each element, whatever the other elements are.
-ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -189,7 +190,7 @@ NEEDS_FULL_PARAMETERS = {
 }
 
 
-def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> None:
+def require_elementwise(optimizer: Optimizer, declared: bool) -> None:
     """Refuse an optimizer whose own step cannot run on shards of parameters."""
     kind = type(optimizer)
     reason = next((NEEDS_FULL_PARAMETERS[base.__name__] for base in kind.__mro__ if base.__name__ in NEEDS_FULL_PARAMETERS), "")
@@ -209,7 +210,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
         )
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
+def rule_of(optimizer: Optimizer) -> MakeRule | None:
     """Return the function that makes the rule of a parameter group, as it is now; None if the library has no such rule.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -233,7 +234,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
     return _muon if kind is getattr(torch.optim, "Muon", None) else None
 
 
-def is_named_lion(optimizer: torch.optim.Optimizer) -> bool:
+def is_named_lion(optimizer: Optimizer) -> bool:
     """Return whether the optimizer may be Lion, which torch does not have. Variants of it have the same name."""
     return type(optimizer).__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ballast import _core
 from ballast.torch.memory import TORCH_DTYPES, tensor_of
@@ -41,27 +42,25 @@ class Updates:
 
     rule: MakeRule  # the rule of a group as it is now
 
-    def custom_step(
-        self, optimizer: torch.optim.Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool
-    ) -> None:
+    def custom_step(self, optimizer: Optimizer, shards: ShardedState, tiles: Tiles, factor: float, is_last: bool) -> None:
         """Run the optimizer's own step between the library's sum of gradients, of which it uses those times `factor`, and its
         use of the new parameters. A training step makes several calls where state is on drives."""
         raise NotImplementedError
 
-    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+    def prepare(self, optimizer: Optimizer) -> None:
         """Look at the optimizer's groups as they are now, before a partition is made."""
 
-    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+    def moments(self, optimizer: Optimizer) -> list[tuple[_core.Moment, str]]:
         """Return the moments that the library keeps, with torch's names."""
         return []
 
     # --- State ---
 
-    def begin(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def begin(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         """Take the state over, and show it in optimizer.state. All ranks do this together."""
         raise NotImplementedError
 
-    def install(self, optimizer: torch.optim.Optimizer, shards: ShardedState, state: State) -> None:
+    def install(self, optimizer: Optimizer, shards: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""
 
     def unbegun(self, shards: ShardedState) -> list[torch.nn.Parameter]:
@@ -69,11 +68,11 @@ class Updates:
         step makes the entries."""
         return []
 
-    def changed_state(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State | None:
+    def changed_state(self, optimizer: Optimizer, shards: ShardedState) -> State | None:
         """Return optimizer.state if state that the library keeps was removed from it or replaced; else None."""
         return None
 
-    def take_out(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> State:
+    def take_out(self, optimizer: Optimizer, shards: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
         raise NotImplementedError
 
@@ -81,10 +80,10 @@ class Updates:
         """Forget the partition's memory, which is about to be freed."""
         raise NotImplementedError
 
-    def offload(self, optimizer: torch.optim.Optimizer) -> None:
+    def offload(self, optimizer: Optimizer) -> None:
         """Move state outside the library's memory to the host, until the next step."""
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, shards: ShardedState) -> int:
+    def state_bytes(self, optimizer: Optimizer, shards: ShardedState) -> int:
         """Return the bytes of this rank's state outside the library's memory."""
         return 0
 
