@@ -3,6 +3,8 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -67,11 +69,27 @@ void ChunkWriter::write_buffer() {
   written_[now_].wait();
 }
 
-std::uint64_t ChunkWriter::finish() {
+// Fills the last block with zeros.
+void ChunkWriter::write_blocks() {
   const std::size_t blocks = round_up(filled_, block_bytes);
   std::memset(buffer(now_).data() + filled_, 0, blocks - filled_);
   filled_ = blocks;
   if (filled_ > 0) write_buffer();
+}
+
+std::optional<ChunkPlace> ChunkWriter::clone(const OpenRecord& record) {
+  write_blocks();
+  const Chunk from = in_blocks(record.place.chunk);
+  file_clone_range range{
+      .src_fd = record.file.descriptor(), .src_offset = from.offset, .src_length = from.bytes, .dest_offset = begin_};
+  if (::ioctl(file_.descriptor(), FICLONERANGE, &range) != 0) return {};
+  ChunkPlace place = record.place;
+  place.chunk.offset = std::exchange(begin_, begin_ + from.bytes);
+  return place;
+}
+
+std::uint64_t ChunkWriter::finish() {
+  write_blocks();
   for (const Completion& write : written_) {
     write.wait();
   }

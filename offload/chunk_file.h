@@ -20,6 +20,20 @@ struct Chunk {
   std::uint64_t seal = 0;  // XXH3-64
 };
 
+// A chunk of one of several files.
+struct ChunkPlace {
+  std::size_t file = 0;
+  Chunk chunk{};
+  std::optional<KnownRecord> record{};  // none: the chunk's own seal counts
+};
+
+// A record in a file that stays open while this is used. Its payload is laid out for so many elements.
+struct OpenRecord {
+  const File& file;
+  ChunkPlace place{};
+  std::size_t elements = 0;
+};
+
 // Used by one thread. The queue outlives the writer.
 class ChunkWriter {
  public:
@@ -37,12 +51,17 @@ class ChunkWriter {
   // Appends a chunk. The caller may change the bytes when this returns.
   Chunk append(std::span<const std::byte> bytes);
 
+  // Appends a record as it is on its drive, without reading it: both files share its blocks until one of them changes. Returns
+  // nothing where their file system cannot do that.
+  std::optional<ChunkPlace> clone(const OpenRecord& record);
+
   // Flushes and returns the file's size, a multiple of block_bytes. All chunks are on the drive then.
   std::uint64_t finish();
 
  private:
   void copy(std::span<const std::byte> bytes);
   void write_buffer();
+  void write_blocks();
   std::span<std::byte> buffer(std::size_t number) const {
     return {pages_.get() + number * memory_.buffer_bytes, memory_.buffer_bytes};
   }
@@ -55,13 +74,6 @@ class ChunkWriter {
   std::size_t now_ = 0;              // the buffer that is being filled
   std::size_t filled_ = 0;           // bytes of that buffer
   std::uint64_t begin_ = 0;          // offset of that buffer in the file
-};
-
-// A chunk of one of several files.
-struct ChunkPlace {
-  std::size_t file = 0;
-  Chunk chunk{};
-  std::optional<KnownRecord> record{};  // none: the chunk's own seal counts
 };
 
 // Used by one thread. The queue outlives the reader.

@@ -112,6 +112,7 @@ class RecordStore {
 
   // The newest written record of a tile as a chunk, in the file of the drive with this number.
   ChunkPlace place_of(std::size_t tile) const;
+  const File& file_of(const ChunkPlace& place) const { return stripes_.at(place.file)->file; }
 
   // The payload's part of a record in memory, which the caller fills before write().
   std::span<std::byte> payload(std::span<std::byte> record) const { return payload_of(shape_, record); }

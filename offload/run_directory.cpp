@@ -11,12 +11,8 @@
 
 #include <array>
 #include <cerrno>
-#include <fstream>
 #include <span>
-#include <sstream>
 #include <system_error>
-
-#include "offload/checksum.h"
 
 namespace ballast::offload {
 
@@ -88,13 +84,6 @@ const std::filesystem::path& made(const std::filesystem::path& path) {
   if (is_new)
     flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
   return path;
-}
-
-constexpr std::uintmax_t most_bytes = std::uintmax_t{256}
-                                      << 20;  // the limit of a text that is read; a description has a few KiB a unit
-
-std::string seal_of(std::string_view text) {
-  return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
 }
 
 // Removes what a killed process has left.
@@ -173,25 +162,6 @@ void write_text(const std::filesystem::path& path, std::string_view text) {
   file.flush();
   file.keep();
   flush_directory(path.parent_path());
-}
-
-void write_sealed_text(const std::filesystem::path& path, std::string_view text) {
-  write_text(path, std::string(text) + seal_of(text));
-}
-
-std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {
-  std::error_code missing;
-  if (std::filesystem::file_size(path, missing) > most_bytes || missing) return {};
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  bytes << file.rdbuf();  // this ends where the drive cannot read on; an iterator would throw
-  std::string text = bytes.str();
-  const std::size_t seal_bytes = seal_of("").size();
-  if (text.size() < seal_bytes) return {};
-  const std::string seal = text.substr(text.size() - seal_bytes);
-  text.resize(text.size() - seal_bytes);
-  if (seal != seal_of(text)) return {};
-  return text;
 }
 
 }  // namespace ballast::offload

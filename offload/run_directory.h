@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -73,15 +72,7 @@ class NewFile {
   File file_;
 };
 
-// Small text files with a seal, which are complete or absent after a crash or power loss at any moment.
-//
-// Replaces a file, which is durable when this returns.
+// Replaces a small text file, which is complete or absent after a crash or power loss at any moment. It is durable when this returns.
 void write_text(const std::filesystem::path& path, std::string_view text);
-
-// The same of `text`, which ends with a newline, and a line with its seal.
-void write_sealed_text(const std::filesystem::path& path, std::string_view text);
-
-// Returns the text; nothing if the file is missing or its seal is wrong.
-std::optional<std::string> read_sealed_text(const std::filesystem::path& path);
 
 }  // namespace ballast::offload

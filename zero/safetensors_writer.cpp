@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/sizes.h"
 #include "offload/file.h"
-#include "zero/checkpoint/files.h"
+#include "zero/checkpoint/directory.h"
 #include "zero/checkpoint/json_value.h"
 
 namespace ballast {

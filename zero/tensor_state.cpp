@@ -64,7 +64,15 @@ TileVisitor by_part(const CompiledPlan& plan, const TensorState::Visitor& visito
 
 }  // namespace
 
-void TensorState::visit(const Visitor& visitor) { tiles_.visit(by_part(compiled(training_.plan()), visitor)); }
+void TensorState::visit(const Visitor& visitor, const Filter& which) {
+  const CompiledPlan& plan = compiled(training_.plan());
+  tiles_.visit(by_part(plan, visitor), [&](const LocalTile& tile) {
+    std::vector<std::pair<StatePart, std::size_t>> parts;
+    for (const PartOfTile& each : parts_in(plan, tile))
+      parts.emplace_back(each.part, each.in_tile);
+    return !which || which(parts, tile.record);
+  });
+}
 
 void TensorState::change(const Visitor& visitor, const std::function<void()>& agree) {
   tiles_.change(by_part(compiled(training_.plan()), visitor), agree);

@@ -542,7 +542,7 @@ void Training::save(const std::filesystem::path& directory) {
   impl_->require_between_steps("save a checkpoint");
   TrainingState state(*this);
   save_checkpoint(impl_->checkpoint_in(directory), steps(), note(), state.tiles(),
-                  [&](const TileVisitor& visit) { state.visit(visit); });
+                  [&](const TileVisitor& visit, const TileFilter& which) { state.visit(visit, which); });
 }
 
 bool Training::load(const std::filesystem::path& directory) {

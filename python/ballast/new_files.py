@@ -1,4 +1,4 @@
-"""Create files and folders that are on the drive when a call returns, where other users may have left files and links of the
+"""Create files that are on the drive when a call returns, where other users may have left files and links of the
 same names, and write the files of reports: all of a file or nothing. Needs no torch."""
 
 from __future__ import annotations
@@ -9,39 +9,20 @@ from pathlib import Path
 from ballast.checks import fail, refuse
 
 
-def create(path: Path, mode: int = 0o600) -> int:
-    """Create a file, and return its handle. What has its name, left by a killed process or by another user, is removed, and
-    no link is followed."""
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-
-
-def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file, which is on the drive when this returns."""
-    with open(create(path, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace a file, or a link, by a file with this content: all of it or nothing."""
+def write_new(path: Path, content: bytes) -> None:
+    """Replace a file, or a link, by a file with this content: all of it or nothing. It is on the drive when this returns. What
+    a killed process or another user has left with the name of the unfinished one is removed, and no link is followed."""
     unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
     try:
-        write_file(unfinished, content, mode)
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(unfinished, path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def flush_folder(directory: Path) -> None:
-    """Flush a folder: new names in it are on the drive when this returns."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def require_no_link(path: Path) -> None:

@@ -14,6 +14,7 @@
 #include "offload/checksum.h"
 #include "offload/chunk_file.h"
 #include "python/bindings/bindings.h"
+#include "zero/checkpoint/directory.h"
 #include "zero/checkpoint/files.h"
 #include "zero/runs/recorded_run.h"
 #include "zero/safetensors_writer.h"
@@ -175,8 +176,18 @@ void bind_files(py::module_& module) {
       .def("is_free_for", &Snapshot::is_free_for, py::arg("sizes"))
       .def_property_readonly("chunks", &Snapshot::chunks)
       .def_property_readonly("bytes", &Snapshot::bytes);
+  py::class_<offload::OpenRecord>(module, "OpenRecord",
+                                  "A record of a run, in a file that stays open while it is shown.");
   py::class_<RankFiles> files(module, "RankFiles");
   files.def(py::init<const std::string&, std::size_t>(), py::arg("folder"), py::arg("rank"))
+      .def("clone", &RankFiles::clone, py::arg("record"), Released(), "Return whether the file system could.")
+      .def(
+          "append_cloned",
+          [](RankFiles& to, const std::string& tensor, const std::pair<std::size_t, std::size_t>& elements,
+             std::size_t in_record) {
+            to.append_cloned(tensor, {elements.first, elements.second}, in_record);
+          },
+          py::arg("tensor"), py::arg("elements"), py::arg("in_record"), "Elements of the record that was cloned last.")
       .def(
           "append_chunk", [](RankFiles& to, const Snapshot& from, std::size_t number) { from.write(number, to); },
           py::arg("snapshot"), py::arg("number"), Released())
@@ -337,6 +348,14 @@ void bind_runs(py::module_& module) {
         return py::bytes(reinterpret_cast<const char*>(note.data()), note.size());
       });
   module.def(
+      "tell_run",
+      [](const std::string& drive, const std::string& run, std::size_t rank, std::uint64_t step,
+         const std::string& checkpoint) {
+        write_newest_checkpoint(RecordFiles{.rank = rank}.directory(drive, run), {step, checkpoint});
+      },
+      py::arg("drive"), py::arg("run"), py::arg("rank"), py::arg("step"), py::arg("checkpoint"), Released(),
+      "Write to a rank's directory of a run which checkpoint is its newest one.");
+  module.def(
       "runs_in", [](const std::string& directory) { return runs_in(directory); }, py::arg("directory"));
 }
 
@@ -390,7 +409,9 @@ void bind_checkpoint(py::module_& module) {
   bind_safetensors(module);
   py::class_<CheckpointDirectory>(module, "CheckpointDirectory")
       .def(py::init<const std::string&>(), py::arg("directory"))
-      .def_property_readonly("unlocked_because", &CheckpointDirectory::unlocked_because)
+      .def_property_readonly("warning", &CheckpointDirectory::warning, "Says why it is not locked; empty: it is.")
+      .def("require_same_history", &CheckpointDirectory::require_same_history, py::arg("known"), py::arg("ours"),
+           "The current folder, or an empty text. Raises B2204 if another job has saved it.")
       .def("create", &CheckpointDirectory::create, py::arg("folder"))
       .def(
           "make_current",
@@ -403,6 +424,9 @@ void bind_checkpoint(py::module_& module) {
       .def("remove_stale", &CheckpointDirectory::remove_stale, Released())
       .def("discard", &CheckpointDirectory::discard, py::arg("folder"), Released())
       .def("release", &CheckpointDirectory::release);
+  module.def(
+      "require_space", [](const std::string& directory, std::uint64_t needed) { require_space(directory, needed); },
+      py::arg("directory"), py::arg("needed"), "Raises B2202 unless the drive of a directory has so many free bytes.");
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

@@ -504,7 +504,12 @@ void bind_state(py::class_<TrainingBinding>& training) {
            py::arg("address_of"))
       .def("kind", reading(&TensorState::chunk_kind), py::arg("unit"))
       .def("local_shards", reading(&TensorState::parts))
-      .def("visit_shards", working(&TensorState::visit), py::arg("visit"))
+      .def("visit_shards",
+           working([](Training& training, const TensorState::Visitor& visit,
+                      const std::optional<TensorState::Filter>& which) {
+             TensorState(training).visit(visit, which.value_or(nullptr));
+           }),
+           py::arg("visit"), py::arg("which") = py::none())
       .def("change_shards", working(&TensorState::change), py::arg("change"), py::arg("agree"));
 }
 

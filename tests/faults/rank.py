@@ -14,7 +14,6 @@ from typing import Any
 
 import ballast
 import torch
-from ballast.checkpoint import saving
 
 transport, phase, fault, victim, at = sys.argv[1:6]
 timeout = 60 if fault == "none" else 3  # seconds
@@ -44,15 +43,15 @@ def come_to(where: str) -> None:
 
 def watch(name: str) -> None:
     """From now on, this rank comes to a phase when it opens a file of the checkpoint."""
-    owner, opener = {"save": (saving, "RankFiles"), "load": (ballast._core, "parse_checkpoint")}[name]
-    real = getattr(owner, opener)
+    opener = {"save": "RankFiles", "load": "parse_checkpoint"}[name]
+    real = getattr(ballast._core, opener)
 
     def opens(*arguments: Any) -> Any:
         come_to(name)
         return real(*arguments)
 
     if name == phase and rank == int(victim):
-        setattr(owner, opener, opens)
+        setattr(ballast._core, opener, opens)
 
 
 class Layer(torch.nn.Linear):

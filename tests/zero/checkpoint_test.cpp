@@ -12,6 +12,8 @@
 #include "tests/zero/moved_run.h"
 #include "zero/checkpoint/files.h"
 
+extern "C" int ballast_reflinks;
+
 using namespace ballast;
 using namespace ballast::testing;
 using Catch::Contains;
@@ -362,7 +364,7 @@ TEST_CASE("tensors whose names would be one are not saved, and notes that are to
                   {.name = "x", .tensors = {{"a.b.c", {300}}}},
                   {.name = "y", .tensors = {{"c", {300}}}}}};
   check_refused(other, {.save = directory.path()},
-                Contains("B1001 cannot save a checkpoint: two tensors would have the same name") && Contains("a.b.c"));
+                Contains("B1001 cannot save the training: two tensors would have the same name") && Contains("a.b.c"));
   other = run;
   other.model.units[0].tensors[0].name = "weight\xff";
   check_refused(other, {.save = directory.path()}, Contains("B1001 cannot write a file: a name is not UTF-8"));
@@ -474,6 +476,80 @@ TEST_CASE("a run on drives loads a checkpoint, and resumes after it") {
   }
 }
 
+namespace {
+
+// Lets the file system clone ranges of files, or refuse to: see tests/reflinks.cpp.
+struct Reflinks {
+  explicit Reflinks(int clones = 1) { ballast_reflinks = clones; }
+  ~Reflinks() { ballast_reflinks = -1; }
+};
+
+SavedCheckpoint read_checkpoint(const std::filesystem::path& directory) {
+  return parse_checkpoint(directory, *read_manifest(directory));
+}
+
+std::size_t pieces_in_records(const SavedCheckpoint& saved) {
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : saved.tensors)
+    count += static_cast<std::size_t>(
+        std::ranges::count_if(tensor.pieces, [](const SavedPiece& piece) { return piece.place.record.has_value(); }));
+  return count;
+}
+
+KeptRun drive_run(std::size_t ranks, StateFormat format = StateFormat::fp32) {
+  KeptRun run = training_of(ranks, 3, Tier::nvme);
+  run.options.drives.run = "mine";
+  run.options.format = format;
+  run.options.tile_elements = 512;  // a tile has parts of two tensors
+  return run;
+}
+
+}  // namespace
+
+TEST_CASE("records of a run become a part of its checkpoint, which any training loads, without being read") {
+  for (const StateFormat format : {StateFormat::fp32, StateFormat::compact, StateFormat::four_bit}) {
+    for (const std::size_t ranks : {std::size_t{1}, std::size_t{2}}) {
+      CAPTURE(name(format), ranks);
+      const TemporaryDirectory cloned, copied;
+      std::optional<Reflinks> reflinks(std::in_place);
+      const Ended before = saved_by(drive_run(ranks, format), cloned.path());
+      reflinks.emplace(0);
+      saved_by(drive_run(ranks, format), copied.path());
+      const SavedCheckpoint saved = read_checkpoint(cloned.path());
+      CHECK(pieces_in_records(saved) > 0);
+      CHECK(pieces_in_records(read_checkpoint(copied.path())) == 0);
+      for (const auto& [name, tensor] : saved.tensors)
+        CHECK(std::ranges::all_of(tensor.pieces, [&, &tensor = tensor](const SavedPiece& piece) {
+          return tensor.role != "trained" || piece.place.record.has_value();
+        }));
+      for (KeptRun run : {training_of(1, 0), training_of(3, 1, Tier::host), drive_run(2), drive_run(3)}) {
+        run.options.format = format;
+        run.options.tile_elements = run.ranks == 3 ? 128 : 256;
+        check_loads(run, cloned.path(), before.values);
+        check_loads(run, copied.path(), before.values);
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "damage of a record in a checkpoint is found, and a killed save of a run leaves the old checkpoint or the new one") {
+  const TemporaryDirectory directory;
+  const Reflinks reflinks;
+  saved_by(drive_run(2), directory.path());
+  const auto before = contents(directory.path());
+  for (std::size_t call = 1; call < 60; call += 7 * every(2)) {
+    KeptRun killed = drive_run(2);
+    killed.fails_at = call;
+    train_stretch(killed, {.steps = 1, .save = directory.path()});
+    read_checkpoint(directory.path());
+  }
+  const std::filesystem::path data = file_of(directory.path(), "rank-00001.data");
+  flip_byte(data, std::filesystem::file_size(data) / 2);
+  const std::vector<std::string> failures = train_stretch(training_of(1, 0), {.load = directory.path()}).failures;
+  CHECK_THAT(failures.front(), Contains("B3202 cannot use a record"));
+}
+
 TEST_CASE("what a killed save has left takes no space of the next one") {
   const TemporaryDirectory directory;
   const KeptRun run = training_of(2, 3);
@@ -524,7 +600,12 @@ std::string changed(std::string text, std::mt19937_64& random) {
 
 TEST_CASE("files of a checkpoint with other content are refused, or read as what they say") {
   const TemporaryDirectory directory;
-  saved_by(training_of(2, 3), directory.path(), 1);
+  const bool has_records = GENERATE(false, true);
+  {
+    const Reflinks reflinks;
+    saved_by(has_records ? drive_run(2) : training_of(2, 3), directory.path(), 1);
+    REQUIRE((pieces_in_records(read_checkpoint(directory.path())) > 0) == has_records);
+  }
   const std::filesystem::path manifest = directory.path() / "checkpoint.json";
   const std::filesystem::path index = file_of(directory.path(), "rank-00001.json");
   const std::string manifest_text = text_of(manifest), index_text = text_of(index);
@@ -534,6 +615,9 @@ TEST_CASE("files of a checkpoint with other content are refused, or read as what
       PieceReader reader(found.files, tensor.pieces);
       for (const SavedPiece& piece : tensor.pieces)
         reader.go_to(piece, name);
+      if (!tensor.kind) continue;
+      std::vector<std::byte> memory(tensor.chunk_bytes(tensor.elements()));
+      reader.copy(name, tensor, 0, tensor.kind->tile(memory.data(), tensor.elements()));
     }
   };
   constexpr std::string_view before_folder = "\"folder\":\"step-";

@@ -1,7 +1,6 @@
 // Tests of damage to one of two copies of a run's records, or to the only one.
 #include "offload/record_store.h"
 #include "tests/zero/mirrored_run.h"
-#include "zero/plan/description.h"
 #include "zero/runs/adopt_run.h"
 
 using namespace ballast;

@@ -10,9 +10,8 @@
 #include <random>
 #include <utility>
 
-#include "kernels/runtime/sizes.h"
 #include "kernels/state_access.h"
-#include "zero/checkpoint/files.h"
+#include "zero/checkpoint/directory.h"
 #include "zero/comm/message.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
@@ -55,11 +54,6 @@ struct NamedState {
 
   const std::string& name(const StatePart& part) const { return names[part.unit][part.tensor]; }
   std::size_t own_values() const { return plan.names().own_values; }
-  // The kind of a unit's trained tensors.
-  ChunkKind kind(std::size_t unit) const {
-    std::byte anywhere{};
-    return kind_of(plan.blocks().state(unit, 0).tile(&anywhere), false);
-  }
 
   const CompiledPlan& plan;
   const std::vector<std::vector<std::string>> names;
@@ -70,34 +64,22 @@ struct NamedState {
 void add(SavedTensors& tensors, const std::string& name, SavedTensor tensor) {
   const bool is_new = tensors.emplace(name, std::move(tensor)).second;
   require(is_new, Code::bad_argument, [&] {
-    return Problem{.what = "cannot save a checkpoint: two tensors would have the same name in it",
+    return Problem{.what = "cannot save the training: two tensors would have the same name",
                    .where = name,
                    .needed = "names of units and tensors that differ when they are joined with a dot"};
   });
 }
 
-SavedTensors tensors_of(const NamedState& state, std::uint64_t step) {
-  SavedTensors tensors;
-  const std::vector<Unit>& units = state.plan.model().units;
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    for (std::size_t tensor = 0; tensor < units[unit].tensors.size(); ++tensor) {
-      const Tensor& described = units[unit].tensors[tensor];
-      const std::string& name = state.names[unit][tensor];
-      SavedTensor saved{.role = described.frozen ? "frozen" : "trained",
-                        .dtype = torch_name(units[unit].dtype),
-                        .item_bytes = byte_size(units[unit].dtype),
-                        .shape = described.shape};
-      if (!described.frozen) {
-        saved.kind = state.kind(unit);
-        saved.steps = step;
-        for (std::size_t number = 0; number < state.own_values(); ++number)
-          add(tensors, value_name(name, number),
-              {.role = "own", .dtype = "float32", .item_bytes = sizeof(float), .shape = described.shape});
-      }
-      add(tensors, name, std::move(saved));
-    }
+SavedCheckpoint checkpoint_of(const NamedState& state, std::uint64_t step) {
+  SavedCheckpoint saved = saved_of(state.plan, state.names, step);
+  const SavedTensors tensors = saved.tensors;
+  for (const auto& [name, tensor] : tensors) {
+    for (std::size_t number = 0; tensor.kind && number < state.own_values(); ++number)
+      add(saved.tensors, value_name(name, number),
+          {.role = "own", .dtype = "float32", .item_bytes = sizeof(float), .shape = tensor.shape});
   }
-  return tensors;
+  saved.converted_from = "a training in C++";
+  return saved;
 }
 
 // The parts that this rank writes. Ranks may keep more of frozen parameters than their shard; those that keep the same shard take turns.
@@ -111,7 +93,9 @@ class OwnParts {
     }
   }
 
-  // Call it for all tiles, in order.
+  bool takes_turns() const { return sharing_ > 1; }
+
+  // Call it for all tiles, in order; where ranks take no turns, for any.
   std::vector<StatePart> in(const LocalTile& tile) {
     LocalTile own = tile;
     if (tile.frozen) {
@@ -158,19 +142,10 @@ std::uint64_t bytes_of(const NamedState& state, const SavedTensors& tensors, con
 }
 
 // Throws B2202 if all ranks together have more to write than fits.
-void require_space(const CheckpointPlace& place, std::uint64_t own_bytes) {
+void require_space_of_all(const CheckpointPlace& place, std::uint64_t own_bytes) {
   std::int64_t needed = static_cast<std::int64_t>(own_bytes);
   place.world.all_reduce({&needed, 1});
-  on_all_ranks(place.world, [&] {
-    const std::uint64_t available = std::filesystem::space(place.directory).available;
-    require(static_cast<std::uint64_t>(needed) <= available, Code::drive_full, [&] {
-      return Problem{.what = "cannot save a checkpoint: it does not fit on the drive",
-                     .where = place.directory.string(),
-                     .needed = human_bytes(static_cast<std::uint64_t>(needed)),
-                     .available = human_bytes(available),
-                     .remedy = "Free space, or save to another drive. An existing checkpoint stays as it is."};
-    });
-  });
+  on_all_ranks(place.world, [&] { require_space(place.directory, static_cast<std::uint64_t>(needed)); });
 }
 
 // Two models would replace each other's checkpoints. One that cannot be read is replaced.
@@ -192,23 +167,14 @@ void require_same_model(const std::filesystem::path& directory, const SavedTenso
   });
 }
 
-// Otherwise two jobs would take turns, and a reader would get the state of either. If this saving fails, either checkpoint may be the
-// current one, and the next saving may replace both.
+// If this saving fails, either checkpoint may be the current one, and the next saving may replace both.
 void require_same_history(const CheckpointPlace& place, const CheckpointDirectory& directory,
                           const std::string& folder) {
-  const std::string there = directory.current().value_or("");
+  std::set<std::string> ours;
+  for (const auto& [path, folders] : place.known)
+    ours.insert(folders.begin(), folders.end());
   std::set<std::string>& here = place.known[std::filesystem::weakly_canonical(place.directory)];
-  const bool is_own = std::ranges::any_of(place.known, [&](const auto& each) { return each.second.contains(there); });
-  require(here.empty() || there.empty() || is_own, Code::directory_in_use, [&] {
-    return Problem{
-        .what = fmt::format("cannot save: another job has saved {} here since this training saved or loaded", there),
-        .where = place.directory.string(),
-        .needed = "one job that saves to a directory",
-        .remedy =
-            "Stop the other job, or save to another directory. To resume from the checkpoint that is "
-            "there, load it; to replace it, remove it first."};
-  });
-  here.insert({folder, there});
+  here.insert({folder, directory.require_same_history(here, ours)});
 }
 
 std::string new_folder(Communicator& world, std::uint64_t step) {
@@ -219,31 +185,46 @@ std::string new_folder(Communicator& world, std::uint64_t step) {
 
 }  // namespace
 
+SavedCheckpoint saved_of(const CompiledPlan& plan, const std::vector<std::vector<std::string>>& names,
+                         std::uint64_t step) {
+  SavedCheckpoint saved{.optimizers = {{.step = step,
+                                        .optimizer = plan.rule(),
+                                        .moments = moments_of(plan.names()),
+                                        .own_step = plan.names().own_values > 0}}};
+  const std::vector<Unit>& units = plan.model().units;
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    std::byte anywhere{};
+    const ChunkKind kind = kind_of(plan.blocks().state(unit, 0).tile(&anywhere), false);
+    for (std::size_t tensor = 0; tensor < units[unit].tensors.size(); ++tensor) {
+      const Tensor& described = units[unit].tensors[tensor];
+      SavedTensor made{.role = described.frozen ? "frozen" : "trained",
+                       .dtype = torch_name(units[unit].dtype),
+                       .item_bytes = byte_size(units[unit].dtype),
+                       .shape = described.shape,
+                       .kind = described.frozen ? std::nullopt : std::optional(kind),
+                       .steps = described.frozen ? 0 : step};
+      add(saved.tensors, names[unit][tensor], std::move(made));
+    }
+  }
+  return saved;
+}
+
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
                      const std::vector<LocalTile>& tiles,
-                     const std::function<void(const TileVisitor& visitor)>& visit) {
+                     const std::function<void(const TileVisitor& visitor, const TileFilter& which)>& visit) {
   Communicator& world = place.world;
   const NamedState state(place.plan);
-  const SavedCheckpoint checkpoint{.folder = new_folder(world, step),
-                                   .ranks = world.size(),
-                                   .optimizers = {{.step = step,
-                                                   .optimizer = place.plan.rule(),
-                                                   .moments = moments_of(place.plan.names()),
-                                                   .own_step = state.own_values() > 0}},
-                                   .tensors = tensors_of(state, step),
-                                   .converted_from = "a training in C++"};
+  SavedCheckpoint checkpoint = checkpoint_of(state, step);
+  checkpoint.folder = new_folder(world, step);
+  checkpoint.ranks = world.size();
   const std::filesystem::path folder = place.directory / checkpoint.folder;
   std::optional<CheckpointDirectory> directory;  // of rank 0, which locks it for all
   try {
     on_all_ranks(world, [&] {
       if (world.rank() > 0) return;
       directory.emplace(place.directory);
-      if (!directory->unlocked_because().empty() && place.log != nullptr) {
-        place.log->warning(
-            fmt::format("{}; nothing prevents two jobs from saving to {} at once, and folders of stopped "
-                        "savings are not removed",
-                        directory->unlocked_because(), place.directory.string()));
-      }
+      const std::string warning = directory->warning();
+      if (!warning.empty() && place.log != nullptr) place.log->warning(warning);
       require_same_model(place.directory, checkpoint.tensors);
       require_same_history(place, *directory, checkpoint.folder);
       directory->create(checkpoint.folder);
@@ -255,17 +236,22 @@ void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span
                        .needed = "a directory that all machines share"};
       });
     });
-    require_space(place, bytes_of(state, checkpoint.tensors, tiles, world.rank()) + note.size());
+    require_space_of_all(place, bytes_of(state, checkpoint.tensors, tiles, world.rank()) + note.size());
     std::optional<RankFiles> files;
     on_all_ranks(world, [&] { files.emplace(folder, world.rank()); });
     Attempt attempt;
     OwnParts own(place.plan, world.rank());
-    attempt([&] {
-      visit([&](const LocalTile& tile) {
-        for (const StatePart& part : own.in(tile))
-          attempt([&] { write(state, part, *files); });
-      });
-    });
+    const auto is_not_cloned = [&](const LocalTile& tile) {
+      if (tile.record == nullptr || own.takes_turns() || !files->clone(*tile.record)) return true;
+      for (const auto& [part, in_tile] : parts_in(place.plan, tile))
+        files->append_cloned(state.name(part), {part.first, part.memory.count}, in_tile);
+      return false;
+    };
+    const auto write_tile = [&](const LocalTile& tile) {
+      for (const StatePart& part : own.in(tile))
+        attempt([&] { write(state, part, *files); });
+    };
+    attempt([&] { visit(write_tile, is_not_cloned); });
     attempt([&] { files->finish(note, true); });
     attempt.settle(world);
     on_all_ranks(world, [&] {
@@ -369,42 +355,25 @@ class StateLoading {
   }
 
   void require_same_tensors() const {
-    const std::vector<Unit>& units = place_.plan.model().units;
-    for (std::size_t unit = 0; unit < units.size(); ++unit) {
-      for (std::size_t tensor = 0; tensor < units[unit].tensors.size(); ++tensor) {
-        require_same(state_.names[unit][tensor], units[unit].tensors[tensor], units[unit].dtype);
+    const SavedTensors own = checkpoint_of(state_, 0).tensors;
+    for (const auto& [name, here] : own) {
+      const auto found = saved_.tensors.find(name);
+      if (found == saved_.tensors.end()) {
+        if (here.role == "frozen") continue;
+        refuse(place_, fmt::format("it lacks {}{}", here.kind ? "the trained parameter " : "", name));
       }
+      const SavedTensor& saved = found->second;
+      if (saved.shape != here.shape) {
+        refuse(place_, fmt::format("it has parameter {} [{}], but this model has [{}]", name,
+                                   fmt::join(saved.shape, ", "), fmt::join(here.shape, ", ")));
+      }
+      if (here.kind && !saved.kind) refuse(place_, fmt::format("it has no state of {}, which is trained here", name));
+      if (!here.kind && !saved.kind && saved.dtype != here.dtype)
+        refuse(place_, fmt::format("it has {} in {}, which is {} here", name, saved.dtype, here.dtype));
     }
-    for (const auto& [name, tensor] : saved_.tensors) {
-      if (tensor.role == "trained" && !is_own(name))
+    for (const auto& [name, saved] : saved_.tensors) {
+      if (saved.kind && !own.contains(name))
         refuse(place_, fmt::format("it has a trained parameter {}, which this model lacks", name));
-    }
-  }
-
-  bool is_own(const std::string& name) const {
-    return std::ranges::any_of(state_.names,
-                               [&](const auto& of_unit) { return std::ranges::count(of_unit, name) > 0; });
-  }
-
-  void require_same(const std::string& name, const Tensor& own, DType dtype) const {
-    const auto found = saved_.tensors.find(name);
-    if (found == saved_.tensors.end()) {
-      if (!own.frozen) refuse(place_, fmt::format("it lacks the trained parameter {}", name));
-      return;
-    }
-    const SavedTensor& saved = found->second;
-    if (saved.shape != own.shape) {
-      refuse(place_, fmt::format("it has parameter {} [{}], but this model has [{}]", name,
-                                 fmt::join(saved.shape, ", "), fmt::join(own.shape, ", ")));
-    }
-    if (!own.frozen && saved.role != "trained")
-      refuse(place_, fmt::format("it has no state of {}, which is trained here", name));
-    if (own.frozen && !saved.kind && saved.dtype != torch_name(dtype))
-      refuse(place_, fmt::format("it has {} in {}, which is {} here", name, saved.dtype, torch_name(dtype)));
-    for (std::size_t number = 0; !own.frozen && number < state_.own_values(); ++number) {
-      const auto values = saved_.tensors.find(value_name(name, number));
-      if (values == saved_.tensors.end() || values->second.shape != own.shape || values->second.dtype != "float32")
-        refuse(place_, fmt::format("it lacks {}", value_name(name, number)));
     }
   }
 

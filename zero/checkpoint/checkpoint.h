@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/checkpoint/files.h"
 #include "zero/plan/compile.h"
 
 namespace ballast {
@@ -31,13 +32,19 @@ struct CheckpointPlace {
   Log* log = nullptr;
 };
 
+// The tensors of a training under these names, by unit, and their optimizer. Throws B1001 if two would have the same name.
+SavedCheckpoint saved_of(const CompiledPlan& plan, const std::vector<std::vector<std::string>>& names,
+                         std::uint64_t step);
+
 // Writes a checkpoint, which replaces that of the directory once all of it is on the drive. `tiles` are those that this rank keeps, and
-// `visit` shows them with their memory. All ranks call it together, and all throw what fails on one:
+// `visit` shows them with their memory, but for records of a run that the file system has cloned. All ranks call it together, and all
+// throw what fails on one:
 // - B1001: the directory has a checkpoint of another model, or not all ranks see it.
 // - B2202: the drive has too little space.
 // - B2204: another job saves there, or has saved since this training saved or loaded there.
 void save_checkpoint(const CheckpointPlace& place, std::uint64_t step, std::span<const std::byte> note,
-                     const std::vector<LocalTile>& tiles, const std::function<void(const TileVisitor& visitor)>& visit);
+                     const std::vector<LocalTile>& tiles,
+                     const std::function<void(const TileVisitor& visitor, const TileFilter& which)>& visit);
 
 struct LoadedCheckpoint {
   std::uint64_t step = 0;

@@ -13,12 +13,14 @@
 #include <functional>
 #include <numeric>
 #include <regex>
+#include <set>
 #include <string_view>
 
 #include "kernels/runtime/system_resources.h"
 #include "kernels/state_access.h"
 #include "offload/checksum.h"
 #include "offload/file.h"
+#include "offload/run_directory.h"
 #include "zero/checkpoint/json_value.h"
 
 namespace ballast {
@@ -27,6 +29,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::uint64_t version = 1;
+constexpr std::uint64_t most_ranks = 1 << 20;
 constexpr std::uint64_t most_json_bytes = std::uint64_t{256} << 20;
 constexpr std::string_view before_content = "{\"content\": ";
 constexpr std::string_view before_seal = ", \"seal\": \"";
@@ -139,14 +142,6 @@ const TorchType& torch_type(const JsonValue& name) {
 
 std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::format("rank-{:05}.{}", rank, kind); }
 
-// Whether it is like step-12-8c31f0a2.
-bool is_folder(std::string_view name) {
-  static const std::regex folder("step-\\d+-[0-9a-f]{8}");
-  constexpr std::size_t most =
-      255;  // bytes: no file system has longer names, for which a regex takes much of the stack
-  return name.size() <= most && std::regex_match(name.begin(), name.end(), folder);
-}
-
 SavedTensor tensor_of(const JsonValue& entry, std::uint64_t steps, std::uint64_t skipped) {
   const TorchType& type = torch_type(entry["dtype"]);
   SavedTensor tensor{.role = entry["role"].text(),
@@ -185,6 +180,51 @@ SavedPiece piece_of(const JsonValue& chunk, std::size_t rank, const SavedTensor&
   return {range, {rank, place}};
 }
 
+// A record of a run. It has no range: pieces are parts of it.
+SavedPiece record_of(const JsonValue& record, std::size_t rank, std::uint64_t data_bytes) {
+  const std::vector<JsonValue> fields = record.elements(10);
+  const std::size_t payload = fields[6].count(data_bytes);
+  const offload::KnownRecord known{.shape = {.run_id = seal_in(fields[2]),
+                                             .rank = static_cast<std::uint32_t>(fields[3].count(UINT32_MAX)),
+                                             .payload_bytes = payload,
+                                             .first_bytes = fields[7].count(payload)},
+                                   .name = {.tile = fields[4].count(), .generation = fields[5].count()},
+                                   .seals = {seal_in(fields[8]), seal_in(fields[9])}};
+  const offload::Chunk place{fields[0].count(most_bytes), offload::block_bytes + payload, 0};
+  if (place.offset + place.bytes > data_bytes || place.offset % offload::block_bytes != 0)
+    fields[0].refuse(fmt::format("a record of {} bytes in the {} bytes of this rank's data", place.bytes, data_bytes));
+  return {{}, {rank, place, known}, 0, fields[1].count(data_bytes)};
+}
+
+json json_of_record(const SavedPiece& record) {
+  const auto& [shape, name, seals] = *record.place.record;
+  return {record.place.chunk.offset,
+          record.record_elements,
+          text_of(shape.run_id),
+          shape.rank,
+          name.tile,
+          name.generation,
+          shape.payload_bytes,
+          shape.first_bytes,
+          text_of(seals.first),
+          text_of(seals.rest)};
+}
+
+SavedPiece piece_in_record(const JsonValue& piece, const std::vector<SavedPiece>& records, const SavedTensor& tensor) {
+  const std::vector<JsonValue> fields = piece.elements(4);
+  piece.require_kind(tensor.kind.has_value() && !records.empty(), "elements of a trained tensor in a record");
+  SavedPiece found = records[fields[2].count(records.size() - 1)];
+  const std::size_t elements = found.record_elements;
+  found.in_record = fields[3].count(elements);
+  found.range = {fields[0].count(most_bytes), fields[1].count(elements - found.in_record)};
+  const bool fits = tensor.chunk_bytes(elements) <= found.place.record->shape.payload_bytes;
+  fields[2].require_kind(fits, "a record with room for its elements");
+  const std::size_t group = has_scales(*tensor.kind->format) ? group_size : 1;
+  piece.require_kind(found.range.first % group == 0 && found.in_record % group == 0,
+                     fmt::format("elements that begin at multiples of {}", group));
+  return found;
+}
+
 void require_apart(std::vector<SavedPiece> pieces, const std::filesystem::path& file) {
   std::ranges::sort(pieces, {}, [](const SavedPiece& each) { return each.place.chunk.offset; });
   std::uint64_t end = 0;
@@ -202,16 +242,27 @@ SavedExtra add_index(const std::filesystem::path& folder, std::size_t rank, cons
   const json content = parsed(text, file);
   const JsonValue index(content, file);
   const std::uint64_t data_bytes = index["data_bytes"].count(most_bytes);
-  std::vector<SavedPiece> pieces;
-  index["chunks"].each_item([&](const std::string& name, const JsonValue& chunks) {
-    const auto tensor = tensors.find(name);
-    if (tensor == tensors.end())
-      fail_malformed(file, fmt::format("it has chunks of {}, which is no tensor of the checkpoint", name));
-    for (const JsonValue& chunk : chunks.elements()) {
-      pieces.push_back(piece_of(chunk, rank, tensor->second, data_bytes));
-      tensor->second.pieces.push_back(pieces.back());
-    }
+  std::vector<SavedPiece> records, pieces;
+  const auto add_pieces = [&](const char* key, const std::function<SavedPiece(const JsonValue&, SavedTensor&)>& read) {
+    index[key].each_item([&](const std::string& name, const JsonValue& list) {
+      const auto tensor = tensors.find(name);
+      if (tensor == tensors.end())
+        fail_malformed(file, fmt::format("it has {} of {}, which is no tensor of the checkpoint", key, name));
+      for (const JsonValue& each : list.elements())
+        tensor->second.pieces.push_back(read(each, tensor->second));
+    });
+  };
+  add_pieces("chunks", [&](const JsonValue& chunk, const SavedTensor& tensor) {
+    return pieces.emplace_back(piece_of(chunk, rank, tensor, data_bytes));
   });
+  if (index.has("records")) {
+    for (const JsonValue& record : index["records"].elements())
+      records.push_back(record_of(record, rank, data_bytes));
+    add_pieces("in_records", [&](const JsonValue& piece, const SavedTensor& tensor) {
+      return piece_in_record(piece, records, tensor);
+    });
+    pieces.insert(pieces.end(), records.begin(), records.end());
+  }
   require_apart(std::move(pieces), file);
   const JsonValue extra = index["extra"];
   return {.file = folder / rank_file(rank, "extra"),
@@ -307,49 +358,74 @@ json json_of(const SavedTensor& tensor) {
           {"steps", tensor.steps}};
 }
 
-// The elements of a piece that somebody needs.
-struct Cut {
-  SavedPiece piece{};
-  std::size_t first = 0;  // element of the piece
-  std::size_t into = 0;   // element of the requested range
-  std::size_t count = 0;
-};
+json json_of(const SavedLayout& layout) {
+  const Placement& ranks = layout.placement;
+  json units = json::array();
+  for (const auto& [tensors, tile_elements] : layout.units)
+    units.push_back({{"tensors", tensors}, {"tile_elements", tile_elements}});
+  return {{"shards", ranks.shards},
+          {"replicas", ranks.replicas},
+          {"parameter_replicas", ranks.parameter_replicas},
+          {"full_parameters", ranks.full_parameters},
+          {"own_values", layout.own_values},
+          {"units", units}};
+}
 
-// The cuts that hold the requested elements, in order. The pieces are in order and have no gaps.
-std::vector<Cut> cover(std::span<const SavedPiece> pieces, const Range& range) {
-  std::vector<Cut> cuts;
-  auto piece =
-      std::ranges::partition_point(pieces, [&](const SavedPiece& each) { return each.range.end() <= range.first; });
-  for (; piece != pieces.end() && piece->range.first < range.end(); ++piece) {
-    const std::size_t begin = std::max(range.first, piece->range.first);
-    const std::size_t end = std::min(range.end(), piece->range.end());
-    if (begin < end) cuts.push_back({*piece, begin - piece->range.first, begin - range.first, end - begin});
+SavedLayout layout_of(const JsonValue& content, const SavedTensors& tensors) {
+  const auto ranks = [&](const char* key) {
+    const std::size_t count = content[key].count(most_ranks);
+    content[key].require_kind(count > 0, "at least 1");
+    return count;
+  };
+  SavedLayout layout{.placement = {.shards = ranks("shards"),
+                                   .replicas = ranks("replicas"),
+                                   .full_parameters = content["full_parameters"].flag(),
+                                   .parameter_replicas = ranks("parameter_replicas")},
+                     .own_values = content["own_values"].count(max_own_values)};
+  content["parameter_replicas"].require_kind(layout.placement.shards % layout.placement.parameter_replicas == 0,
+                                             "a divisor of the shards");
+  std::set<std::string> names;
+  for (const JsonValue& unit : content["units"].elements()) {
+    layout.units.push_back({.tile_elements = unit["tile_elements"].count(most_bytes)});
+    for (const JsonValue& name : unit["tensors"].elements()) {
+      layout.units.back().tensors.push_back(name.text());
+      name.require_kind(tensors.contains(name.text()) && names.insert(name.text()).second, "a tensor of no other unit");
+    }
   }
-  return cuts;
+  content["units"].require_kind(names.size() == tensors.size(), "units with all tensors");
+  return layout;
 }
 
-bool is_same(const offload::ChunkPlace& one, const offload::ChunkPlace& other) {
-  return one.file == other.file && one.chunk.offset == other.chunk.offset && one.chunk.bytes == other.chunk.bytes;
+// What the manifests of checkpoints and of runs have in common.
+json json_of(const SavedCheckpoint& saved) {
+  json content = json_of(saved.optimizers.front());
+  json others = json::array(), tensors = json::object();
+  for (std::size_t other = 1; other < saved.optimizers.size(); ++other)
+    others.push_back(json_of(saved.optimizers[other]));
+  for (const auto& [name, tensor] : saved.tensors)
+    tensors[name] = json_of(tensor);
+  content.update({{"format", version}, {"others", others}, {"tensors", tensors}});
+  return content;
 }
 
-std::vector<offload::ChunkPlace> places_of(const std::vector<SavedPiece>& wanted) {
-  std::vector<offload::ChunkPlace> places;
-  for (const SavedPiece& piece : wanted) {
-    if (places.empty() || !is_same(places.back(), piece.place)) places.push_back(piece.place);
+SavedCheckpoint described_in(const JsonValue& content, const std::filesystem::path& file) {
+  require_known_format(content, file);
+  SavedCheckpoint saved;
+  std::vector<JsonValue> optimizers{content};
+  for (const JsonValue& other : content["others"].elements())
+    optimizers.push_back(other);
+  std::uint64_t steps = 0, skipped = 0;
+  for (const JsonValue& each : optimizers) {
+    steps = std::max<std::uint64_t>(steps, each["step"].count());
+    skipped = std::max<std::uint64_t>(skipped, each["skipped"].count());
   }
-  return places;
-}
-
-void require_own(const std::filesystem::path& path) {
-  struct stat found {};
-  if (::stat(path.c_str(), &found) != 0) offload::fail_file("stat", path, errno);
-  constexpr uid_t root = 0;  // root's directories may be used: in a container those of its host belong to others
-  const bool is_own = ::geteuid() == root || found.st_uid == ::geteuid() || found.st_uid == root;
-  require(is_own, Code::foreign_file, [&] {
-    return Problem{
-        .what = fmt::format("cannot write there: it belongs to user {}, not to {}", found.st_uid, ::geteuid()),
-        .where = path.string()};
+  content["tensors"].each_item([&](const std::string& name, const JsonValue& entry) {
+    saved.tensors.emplace(name, tensor_of(entry, steps, skipped));
   });
+  for (const JsonValue& each : optimizers)
+    saved.optimizers.push_back(optimizer_of(each, saved.tensors));
+  require_own_parameters(saved.optimizers, file);
+  return saved;
 }
 
 }  // namespace
@@ -362,29 +438,20 @@ std::size_t SavedTensor::elements() const {
   return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies{});
 }
 
-std::string SavedExtra::read() const {
-  std::string content = read_there(file, bytes);
-  if (content.size() != bytes || seal_of(content) != seal) fail_changed(file);
-  return content;
-}
-
-std::vector<SavedPiece> SavedTensor::pieces_of(const Range& range) const {
-  std::vector<SavedPiece> found;
-  for (const Cut& cut : cover(pieces, range))
-    found.push_back(cut.piece);
-  return found;
-}
-
-TileMemory SavedTensor::tile_of(const std::string& name, const SavedPiece& piece, std::byte* chunk) const {
+DType SavedTensor::parameter_dtype(const std::string& name) const {
   const auto known = std::ranges::find(torch_types, dtype, &TorchType::name)->ours;
   require(known.has_value(), Code::wrong_dtype, [&] {
     return Problem{.what = fmt::format("cannot load a parameter of {}", dtype),
                    .where = name,
                    .needed = "float32, bfloat16 or float16"};
   });
-  const std::size_t elements = record_elements > 0 ? record_elements : piece.range.count;
-  return kernels::part(kind.value_or(ChunkKind{.parameter = *known}).tile(chunk, elements), piece.in_record,
-                       piece.range.count);
+  return *known;
+}
+
+std::string SavedExtra::read() const {
+  std::string content = read_there(file, bytes);
+  if (content.size() != bytes || seal_of(content) != seal) fail_changed(file);
+  return content;
 }
 
 std::map<std::string, std::string> moments_of(const optim::StateNames& names) {
@@ -405,27 +472,13 @@ std::optional<std::string> read_manifest(const std::filesystem::path& directory)
 SavedCheckpoint parse_manifest(const std::string& manifest, const std::filesystem::path& file) {
   const json text = parsed(manifest, file);
   const JsonValue content(text, file);
-  require_known_format(content, file);
-  SavedCheckpoint checkpoint{.folder = content["folder"].text(),
-                             .ranks = content["ranks"].count(),
-                             .converted_from = content["converted_from"].text(),
-                             .written_by = content["written_by"].text()};
+  SavedCheckpoint checkpoint = described_in(content, file);
+  checkpoint.folder = content["folder"].text();
+  checkpoint.ranks = content["ranks"].count();
+  checkpoint.converted_from = content["converted_from"].text();
+  checkpoint.written_by = content["written_by"].text();
   content["folder"].require_kind(is_folder(checkpoint.folder),
                                  "the name of a folder next to the manifest, such as step-12-8c31f0a2");
-  std::vector<JsonValue> optimizers{content};
-  for (const JsonValue& other : content["others"].elements())
-    optimizers.push_back(other);
-  std::uint64_t steps = 0, skipped = 0;
-  for (const JsonValue& each : optimizers) {
-    steps = std::max<std::uint64_t>(steps, each["step"].count());
-    skipped = std::max<std::uint64_t>(skipped, each["skipped"].count());
-  }
-  content["tensors"].each_item([&](const std::string& name, const JsonValue& entry) {
-    checkpoint.tensors.emplace(name, tensor_of(entry, steps, skipped));
-  });
-  for (const JsonValue& each : optimizers)
-    checkpoint.optimizers.push_back(optimizer_of(each, checkpoint.tensors));
-  require_own_parameters(checkpoint.optimizers, file);
   for (const JsonValue& index : content["indexes"].elements()) {
     const std::string expected = rank_file(checkpoint.seals.size(), "json");
     index["file"].require_kind(index["file"].text() == expected, expected);
@@ -463,70 +516,42 @@ SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const s
 }
 
 std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder) {
-  json content = json_of(checkpoint.optimizers.front());
-  json others = json::array(), indexes = json::array(), tensors = json::object();
-  for (std::size_t other = 1; other < checkpoint.optimizers.size(); ++other)
-    others.push_back(json_of(checkpoint.optimizers[other]));
+  json content = json_of(checkpoint), indexes = json::array();
   while (indexes.size() < checkpoint.ranks) {
     const std::string file = rank_file(indexes.size(), "json");
     indexes.push_back({{"file", file}, {"seal", text_of(seal_of(read_there(folder / file, most_json_bytes)))}});
   }
-  for (const auto& [name, tensor] : checkpoint.tensors)
-    tensors[name] = json_of(tensor);
-  content.update({{"format", version},
-                  {"written_by", BALLAST_VERSION},
+  content.update({{"written_by", BALLAST_VERSION},
                   {"converted_from", checkpoint.converted_from},
                   {"folder", checkpoint.folder},
-                  {"others", others},
-                  {"tensors", tensors},
                   {"ranks", checkpoint.ranks},
                   {"indexes", indexes}});
   return sealed(json_text(content));
 }
 
-PieceReader::PieceReader(std::vector<std::filesystem::path> files, const std::vector<SavedPiece>& wanted)
-    : files_(std::move(files)) {
-  std::vector<offload::ChunkPlace> places = places_of(wanted);
-  ahead_ = places.size();
-  chunks_.emplace(files_, std::move(places), *queue_);
+std::string run_manifest_of(const SavedCheckpoint& run) {
+  json content = json_of(run);
+  content["layout"] = json_of(*run.layout);
+  return sealed(json_text(content));
 }
 
-std::span<const std::byte> PieceReader::go_to(const SavedPiece& piece, const std::string& name) {
-  if (!current_ || !is_same(*current_, piece.place)) {
-    if (ahead_ == 0) {
-      chunks_.emplace(files_, std::vector{piece.place}, *queue_);
-      ahead_ = 1;
-    }
-    --ahead_;
-    current_ = piece.place;
-    failure_.reset();
-    try {
-      now_ = chunks_->next();
-    } catch (const Error& error) {
-      failure_ = error;
-    }
-  }
-  if (!failure_) return now_;
-  Problem problem = failure_->problem();
-  problem.where += fmt::format(": {}, elements {} to {}", name, piece.range.first, piece.range.end());
-  fail(failure_->code(), problem);
-}
-
-void PieceReader::copy(const std::string& name, const SavedTensor& tensor, std::size_t first, const TileMemory& into) {
-  if (into.parameter_dtype == DType::u8) {
-    return copy(name, tensor, {first, into.count / tensor.item_bytes}, into.parameter);
-  }
-  for (const Cut& cut : cover(tensor.pieces, {first, into.count})) {
-    auto* const chunk = const_cast<std::byte*>(go_to(cut.piece, name).data());  // it is only read
-    kernels::copy_state(kernels::part(tensor.tile_of(name, cut.piece, chunk), cut.first, cut.count),
-                        kernels::part(into, cut.into, cut.count));
+std::string read_run_manifest(const std::filesystem::path& file) {
+  try {
+    const std::string text = read_there(file, most_json_bytes);
+    unsealed(text, file);
+    return text;
+  } catch (const Error&) {
+    return {};
   }
 }
 
-void PieceReader::copy(const std::string& name, const SavedTensor& tensor, const Range& range, std::byte* into) {
-  const std::size_t width = tensor.item_bytes;
-  for (const Cut& cut : cover(tensor.pieces, range))
-    std::ranges::copy(go_to(cut.piece, name).subspan(cut.first * width, cut.count * width), into + cut.into * width);
+SavedCheckpoint parse_run_manifest(const std::string& manifest, const std::filesystem::path& file) {
+  const json text = parsed(manifest, file);
+  const JsonValue content(text, file);
+  SavedCheckpoint run = described_in(content, file);
+  run.layout = layout_of(content["layout"], run.tensors);
+  run.ranks = run.layout->placement.ranks();
+  return run;
 }
 
 RankFiles::RankFiles(const std::filesystem::path& folder, std::size_t rank)
@@ -543,90 +568,56 @@ void RankFiles::append(const std::string& tensor, const Range& range, const Stat
   append(tensor, range, chunk_);
 }
 
+bool RankFiles::clone(const offload::OpenRecord& record) {
+  auto place = data_.clone(record);
+  if (!place) return false;
+  place->file = rank_;
+  records_.push_back({{}, *place, 0, record.elements});
+  return true;
+}
+
+void RankFiles::append_cloned(const std::string& tensor, const Range& range, std::size_t in_record) {
+  SavedPiece piece = records_.back();
+  piece.range = range;
+  piece.in_record = in_record;
+  chunks_[tensor].push_back(piece);
+}
+
 std::uint64_t RankFiles::finish(std::span<const std::byte> extra, bool is_raw) {
   const std::uint64_t data_bytes = data_.finish();
   const std::string_view extra_text(reinterpret_cast<const char*>(extra.data()), extra.size());
   offload::write_text(folder_ / rank_file(rank_, "extra"), extra_text);
-  json chunks = json::object();
-  for (const auto& [name, pieces] : chunks_) {
-    json& list = chunks[name] = json::array();
-    for (const auto& [range, place, in_record] : pieces)
-      list.push_back({range.first, range.count, place.chunk.offset, text_of(place.chunk.seal)});
-  }
   const json described{{"bytes", extra.size()}, {"seal", text_of(seal_of(extra_text))}, {"raw", is_raw}};
-  offload::write_text(folder_ / rank_file(rank_, "json"),
-                      sealed(json_text({{"chunks", chunks}, {"data_bytes", data_bytes}, {"extra", described}})));
+  json index{{"chunks", json::object()}, {"data_bytes", data_bytes}, {"extra", described}};
+  std::map<std::uint64_t, std::size_t> numbers;  // of the records, by their offset
+  for (const SavedPiece& record : records_) {
+    index["records"].push_back(json_of_record(record));
+    numbers.emplace(record.place.chunk.offset, numbers.size());
+  }
+  if (!records_.empty()) index["in_records"] = json::object();
+  for (const auto& [name, pieces] : chunks_) {
+    for (const auto& [range, place, in_record, _] : pieces)
+      place.record
+          ? index["in_records"][name].push_back({range.first, range.count, numbers.at(place.chunk.offset), in_record})
+          : index["chunks"][name].push_back({range.first, range.count, place.chunk.offset, text_of(place.chunk.seal)});
+  }
+  offload::write_text(folder_ / rank_file(rank_, "json"), sealed(json_text(index)));
   return data_bytes;
 }
 
-void make_directories(const std::filesystem::path& path) {
-  const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
-  int failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
-  if (failed == ENOENT && parent != path) {
-    make_directories(parent);
-    failed = ::mkdir(path.c_str(), 0777) == 0 ? 0 : errno;
-  }
-  if (failed == 0) return offload::flush_directory(parent);
-  if (!std::filesystem::is_directory(path)) offload::fail_file("mkdir", path, failed);
+std::string current_folder(const std::filesystem::path& directory) {
+  const auto manifest = read_manifest(directory);
+  if (!manifest) return "";
+  const std::filesystem::path file = directory / manifest_name;
+  const json content = parsed(*manifest, file);
+  return JsonValue(content, file)["folder"].text();
 }
 
-CheckpointDirectory::CheckpointDirectory(const std::filesystem::path& path)
-    : path_(path.has_filename() ? path : path.parent_path()) {
-  make_directories(path_);
-  require_own(path_);
-  try {
-    lock_.emplace(path_);
-  } catch (const Error& error) {
-    if (error.code() != Code::no_file_locks) throw;
-    unlocked_because_ = error.problem().what;
-  }
-}
-
-void CheckpointDirectory::create(const std::string& folder) {
-  remove_stale();
-  if (::mkdir((path_ / folder).c_str(), 0700) != 0) offload::fail_file("mkdir", path_ / folder, errno);
-}
-
-void CheckpointDirectory::make_current(const std::string& folder, const std::string& manifest) {
-  replaced_ = current().value_or("");
-  const std::filesystem::path written = path_ / folder / manifest_name;
-  offload::flush_directory(path_);
-  offload::write_text(written, manifest);
-  std::error_code failed;
-  std::filesystem::rename(written, path_ / manifest_name, failed);
-  if (failed) offload::fail_file("rename", written, failed.value());
-  offload::flush_directory(path_);
-}
-
-void CheckpointDirectory::remove_stale() const {
-  const auto named = current();
-  if (!named) return;      // everything stays until a saving has replaced the manifest
-  std::error_code failed;  // the next saving removes what stays
-  for (std::filesystem::directory_iterator entry(path_, failed), end; !failed && entry != end;
-       entry.increment(failed)) {
-    const std::string name = entry->path().filename().string();
-    const bool is_stale = unlocked_because_.empty() || name == replaced_;  // else another job may write to it
-    std::error_code stays;
-    if (is_folder(name) && name != *named && is_stale) std::filesystem::remove_all(entry->path(), stays);
-  }
-}
-
-void CheckpointDirectory::discard(const std::string& folder) const {
-  const auto named = current();
-  std::error_code failed;
-  if (named && *named != folder) std::filesystem::remove_all(path_ / folder, failed);
-}
-
-std::optional<std::string> CheckpointDirectory::current() const {
-  try {
-    const auto manifest = read_manifest(path_);
-    if (!manifest) return "";
-    const std::filesystem::path file = path_ / manifest_name;
-    const json content = parsed(*manifest, file);
-    return JsonValue(content, file)["folder"].text();
-  } catch (const Error&) {
-    return {};
-  }
+bool is_folder(std::string_view name) {
+  static const std::regex folder("step-\\d+-[0-9a-f]{8}");
+  constexpr std::size_t most =
+      255;  // bytes: no file system has longer names, for which a regex takes much of the stack
+  return name.size() <= most && std::regex_match(name.begin(), name.end(), folder);
 }
 
 }  // namespace ballast

@@ -4,6 +4,7 @@
 
 #include <ballast/error.h>
 #include <ballast/local_state.h>
+#include <ballast/placement.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +14,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "offload/chunk_file.h"
-#include "offload/run_directory.h"
 #include "optim/state_layout.h"
 
 namespace ballast {
@@ -25,7 +26,8 @@ namespace ballast {
 struct SavedPiece {
   Range range{};
   offload::ChunkPlace place{};
-  std::size_t in_record = 0;  // the first element
+  std::size_t in_record = 0;        // the first element
+  std::size_t record_elements = 0;  // those for which the record is laid out; 0: it is a chunk
 };
 
 std::string torch_name(DType dtype);
@@ -38,10 +40,10 @@ struct SavedTensor {
   std::vector<std::size_t> shape{};
   std::optional<ChunkKind> kind{};   // of chunks with state; none: they are the elements as they are
   std::uint64_t steps = 0;           // steps that have trained it
-  std::size_t record_elements = 0;   // elements for which each record that holds it is laid out; 0: it is in no records
   std::vector<SavedPiece> pieces{};  // in order; they hold each element once
 
   std::size_t elements() const;
+  DType parameter_dtype(const std::string& name) const;  // throws B1001 where the library has no such numbers
   std::size_t chunk_bytes(std::size_t count) const { return kind ? kind->bytes(count) : count * item_bytes; }
   std::vector<SavedPiece> pieces_of(const Range& range) const;  // those that hold these elements, in order
   // The elements of a piece with their state, in the memory of its chunk.
@@ -78,6 +80,17 @@ struct SavedOptimizer {
 // Torch's names of the moments, as a checkpoint has them.
 std::map<std::string, std::string> moments_of(const optim::StateNames& names);
 
+// How the ranks of a run cut their trained tensors into records.
+struct SavedLayout {
+  struct Unit {
+    std::vector<std::string> tensors{};  // names, in order
+    std::size_t tile_elements = 0;
+  };
+  Placement placement{};       // without tiers
+  std::size_t own_values = 0;  // values of the trainer's own that a record has of each element
+  std::vector<Unit> units{};
+};
+
 struct SavedCheckpoint {
   std::string folder{};  // the folder next to the manifest with the files of the ranks
   std::size_t ranks = 1;
@@ -88,11 +101,16 @@ struct SavedCheckpoint {
   std::vector<std::uint64_t> seals{};          // those of the ranks' indexes
   std::vector<std::filesystem::path> files{};  // with the chunks of each rank
   std::vector<SavedExtra> extras{};            // one for each rank
+  std::optional<SavedLayout> layout{};         // of a run, whose manifest names neither folder nor indexes
 
   std::uint64_t step() const;  // the most steps that an optimizer has made
 };
 
 inline constexpr const char* manifest_name = "checkpoint.json";
+
+// Whether a folder's name is like step-12-8c31f0a2.
+bool is_folder(std::string_view name);
+std::string current_folder(const std::filesystem::path& directory);  // named by the manifest; empty: there is none
 
 // The text of a directory's manifest, which names the current checkpoint; none if there is none.
 std::optional<std::string> read_manifest(const std::filesystem::path& directory);
@@ -103,6 +121,12 @@ std::string read_index(const std::filesystem::path& folder, std::size_t rank);
 // `indexes`: the texts of all ranks' indexes; empty: they are read.
 SavedCheckpoint parse_checkpoint(const std::filesystem::path& directory, const std::string& manifest,
                                  const std::vector<std::string>& indexes = {});
+
+// The manifest of a run, which is the same on all of its ranks: it describes what their records hold. Trainings with equal ones can
+// open each other's records. Facts that may change from one start to the next are left out: learning rates, parameter groups, tiers.
+std::string run_manifest_of(const SavedCheckpoint& run);
+std::string read_run_manifest(const std::filesystem::path& file);  // empty: it is missing or damaged
+SavedCheckpoint parse_run_manifest(const std::string& manifest, const std::filesystem::path& file);
 
 // The manifest of a checkpoint whose ranks have written their files to the folder.
 std::string manifest_of(const SavedCheckpoint& checkpoint, const std::filesystem::path& folder);
@@ -142,6 +166,9 @@ class RankFiles {
   // Elements of a tensor, as they are or as those of its part.
   void append(const std::string& tensor, const Range& range, std::span<const std::byte> chunk);
   void append(const std::string& tensor, const Range& range, const StatePart& part);
+  // Elements of the record that was cloned last. clone() returns false where the file system cannot: see ChunkWriter::clone().
+  bool clone(const offload::OpenRecord& record);
+  void append_cloned(const std::string& tensor, const Range& range, std::size_t in_record);
   // The rank's index gets its name last: where it is, all of its files are complete and on the drive. Returns the bytes of the data.
   std::uint64_t finish(std::span<const std::byte> extra, bool is_raw);
 
@@ -152,38 +179,7 @@ class RankFiles {
   offload::ChunkWriter data_;
   std::vector<std::byte> chunk_{};
   std::map<std::string, std::vector<SavedPiece>> chunks_{};
-};
-
-// Makes a directory and its parents. Those that are made are on the drive when this returns. The parent of an existing one needs no
-// permission to read it.
-void make_directories(const std::filesystem::path& path);
-
-// A directory while one job saves to it. Rank 0 of the job uses it, and holds the directory's lock.
-class CheckpointDirectory {
- public:
-  // Makes the directory and its parents. Throws B2204 if another job saves to it.
-  explicit CheckpointDirectory(const std::filesystem::path& path);
-
-  // Why it is not locked; empty: it is. Nothing prevents two jobs from saving to it at once then, and folders of stopped savings stay.
-  const std::string& unlocked_because() const { return unlocked_because_; }
-
-  std::optional<std::string> current() const;  // the folder that the manifest names; none if it cannot be read
-
-  // Makes a folder, and removes those of savings that were stopped.
-  void create(const std::string& folder);
-  // Replaces the manifest, once all ranks have written their files. Readers find the old checkpoint before, and the new one afterwards.
-  void make_current(const std::string& folder, const std::string& manifest);
-  // Removes the folders that the manifest does not name.
-  void remove_stale() const;
-  // Removes the files of a saving that failed, unless the manifest names them, or cannot be read.
-  void discard(const std::string& folder) const;
-  void release() noexcept { lock_.reset(); }
-
- private:
-  std::filesystem::path path_;
-  std::optional<offload::DirectoryLock> lock_{};
-  std::string unlocked_because_{};
-  std::string replaced_{};  // the folder of the checkpoint that the new one has replaced
+  std::vector<SavedPiece> records_{};  // without a range
 };
 
 }  // namespace ballast

@@ -103,7 +103,10 @@ class LocalState {
 
   // A program that keeps all records in memory lends this memory to the visit, and reads the records again after it.
   void look(const TileVisitor& visit, const TileFilter& which) const {
-    visit_tiles(visit, false, which);
+    std::vector<Home> homes = local_homes();
+    std::erase_if(homes, [&](const Home& home) { return !is_wanted(home, which); });
+    if (homes.empty()) return;
+    visit_tiles(homes, visit, false);
     const Program& program = parts_.running.program();
     if (std::ranges::find(program.slots, SlotRole::staging, &Slot::role) != program.slots.end()) return;
     for (const Op& op : program.entry) {
@@ -118,7 +121,7 @@ class LocalState {
   // crash could leave them without a commit in common.
   void change(const TileVisitor& visit, const std::function<void()>& agree,
               const std::function<CommittedState()>& committed) const {
-    const auto visit_all = [&] { visit_tiles(visit, true, [](const LocalTile&) { return true; }); };
+    const auto visit_all = [&] { visit_tiles(local_homes(), visit, true); };
     const bool keeps_run = parts_.records != nullptr && parts_.records->keeps_run();
     if (keeps_run) parts_.mesh.barrier();
     try {
@@ -275,11 +278,20 @@ class LocalState {
     return homes;
   }
 
+  bool is_wanted(const Home& home, const TileFilter& which) const {
+    LocalTile tile = without_memory(home);
+    const bool is_in_run =
+        home.on_drive && !home.frozen && parts_.records->keeps_run() && plan().names().own_values == 0;
+    if (!is_in_run) return which(tile);
+    const offload::OpenRecord record = parts_.records->newest(home.unit, home.tile);
+    tile.record = &record;
+    return which(tile);
+  }
+
   // Returns the bytes of the largest home that is visited. Each is copied alone.
-  std::size_t largest_bytes(const TileFilter& which) const {
+  std::size_t largest_bytes(const std::vector<Home>& homes) const {
     std::size_t largest = 0;
-    for (const Home& home : local_homes()) {
-      if (!which(without_memory(home))) continue;
+    for (const Home& home : homes) {
       const std::size_t parameters = home.range.count * byte_size(dtype_of(home));
       const bool has_state = home.tile != none && !home.frozen;
       const std::size_t state =
@@ -289,11 +301,10 @@ class LocalState {
     return largest;
   }
 
-  void visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {
+  void visit_tiles(const std::vector<Home>& homes, const TileVisitor& visit, bool changes) const {
     RecordsMemory records(parts_.running, parts_.slots);
-    Staging staging = parts_.homes.staging(largest_bytes(which));
-    for (const Home& home : local_homes()) {
-      if (!which(without_memory(home))) continue;
+    Staging staging = parts_.homes.staging(largest_bytes(homes));
+    for (const Home& home : homes) {
       if (home.tile == none) {
         visit_frozen(home, visit, changes, staging);
       } else if (home.on_drive) {

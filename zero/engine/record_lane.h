@@ -240,6 +240,12 @@ class RecordLane {
     return store_of(unit, tile).payload(record);
   }
 
+  // The record of a trained tile, between steps.
+  offload::OpenRecord newest(std::size_t unit, std::size_t tile) const {
+    const offload::ChunkPlace place = stores_.trained->place_of(plan_.record_of(unit, tile));
+    return {stores_.trained->file_of(place), place, plan_.layout().units[unit].tile_elements};
+  }
+
   offload::PendingRead read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const {
     return store_of(unit, tile).read(plan_.record_of(unit, tile), record);
   }

@@ -383,13 +383,13 @@ class RunAdoption {
     shape.run_id = known_run_id(seen_);
     RunRewrite rewrite(own_, run, state, records, search_);
     const std::vector<std::byte> note = rewrite.note();
-    log_adoption(run, state.described());
+    log_adoption(run, state);
     require_joint_space(world_, shape, own_.options.directories, 1);
     std::optional<offload::RecordStore> store;
     bool is_committed = false;  // then another rank may have removed the old records already
     try {
       on_all_ranks(world_, [&] {
-        write_run_description(own_.description_file(files), own_.description);
+        offload::write_text(own_.description_file(files), own_.description);
         store.emplace(offload::RecordStore::create(shape, own_.drives(files), own_.files_of(files)));
         store->count_from({files.made_in, run.point.number});
       });
@@ -418,12 +418,12 @@ class RunAdoption {
     }
   }
 
-  void log_adoption(const WholeRun& run, const Described& described) const {
+  void log_adoption(const WholeRun& run, const RecordedState& state) const {
     if (own_.options.log == nullptr || own_.rank() > 0) return;
     own_.options.log->info(
         fmt::format("takes over run \"{}\" ({:#x}) after step {} from {} rank{}, with state format {}", own_.name(),
                     known_run_id(seen_), run.step, run.placement.ranks(), run.placement.ranks() == 1 ? "" : "s",
-                    name(described.format)));
+                    name(state.format())));
   }
 
   // --- The end.

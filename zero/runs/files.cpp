@@ -1,9 +1,6 @@
 #include "zero/runs/files.h"
 
-#include <fmt/ranges.h>
-
 #include <fstream>
-#include <sstream>
 #include <string_view>
 
 #include "kernels/runtime/system_files.h"
@@ -13,7 +10,6 @@
 namespace ballast {
 namespace {
 
-constexpr std::string_view description_title = "Ballast run description, version 1";
 constexpr std::string_view own_name = "state";
 constexpr std::string_view mirror_name = "mirror";
 constexpr std::string_view records_end = ".records";
@@ -135,18 +131,8 @@ KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory) {
   return found;
 }
 
-void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines) {
-  offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
-}
-
-std::vector<std::string> read_run_description(const std::filesystem::path& file) {
-  std::istringstream text(offload::read_sealed_text(file).value_or(""));
-  std::string line;
-  if (!std::getline(text, line) || line != description_title) return {};
-  std::vector<std::string> lines;
-  while (std::getline(text, line))
-    lines.push_back(line);
-  return lines;
+void write_newest_checkpoint(const std::filesystem::path& directory, const KnownCheckpoint& newest) {
+  offload::write_text(directory / checkpoint_name, fmt::format("{} {}\n", newest.step, newest.path));
 }
 
 }  // namespace ballast

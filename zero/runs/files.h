@@ -64,9 +64,7 @@ struct KnownCheckpoint {
 
 // The newest one of which a text file in the rank's directory tells: `newest-checkpoint`, with the step, a space and the path.
 KnownCheckpoint newest_checkpoint_of(const std::filesystem::path& directory);
-
-void write_run_description(const std::filesystem::path& file, const std::vector<std::string>& lines);
-std::vector<std::string> read_run_description(const std::filesystem::path& file);  // no lines: it is missing or damaged
+void write_newest_checkpoint(const std::filesystem::path& directory, const KnownCheckpoint& newest);
 
 // Whether records count as damaged where they are, so that another copy is looked for: they have other bytes than were
 // written, or the drive cannot read them.
@@ -154,7 +152,7 @@ struct Goal {
 // The run of a training as this rank keeps it on its drives.
 struct OwnRun : RunDrives {
   const CompiledPlan& plan;
-  std::vector<std::string> description{};
+  std::string description{};     // the manifest of the run
   offload::RecordShape shape{};  // the shape of this rank's records
   Goal goal{options.run};
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "offload/record_store.h"
-#include "zero/plan/description.h"
 #include "zero/runs/files.h"
+#include "zero/runs/recorded_state.h"
 
 namespace ballast {
 

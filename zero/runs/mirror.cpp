@@ -75,11 +75,11 @@ std::optional<offload::RecordStore> opened(const OwnRun& run, const offload::Rec
 // The same; removes what is there, so that it is made again.
 std::optional<offload::RecordStore> opened_or_removed(const OwnRun& run, const offload::RecordShape& shape,
                                                       const RecordFiles& kept) {
-  write_run_description(run.description_file(kept), run.description);
+  offload::write_text(run.description_file(kept), run.description);
   if (auto store = opened(run, shape, kept)) return store;
   for (const std::filesystem::path& drive : run.options.directories)
     remove_records(drive, run.name(), kept);
-  write_run_description(run.description_file(kept), run.description);
+  offload::write_text(run.description_file(kept), run.description);
   return {};
 }
 

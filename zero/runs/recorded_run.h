@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "optim/state_layout.h"
 #include "zero/comm/thread_communicator.h"
 #include "zero/runs/search.h"
 
@@ -40,7 +39,7 @@ class RecordedRun {
 
  private:
   WholeRun whole_run() const;
-  RecordedState recorded_state();
+  RecordedState recorded_state() const;
 
   RecordOptions options_;
   const Goal goal_{
@@ -54,7 +53,6 @@ class RecordedRun {
   RunSearch search_{drives_, *alone_, goal_};
   std::vector<SeenRecords> seen_;
   WholeRun run_;
-  optim::StateNames names_{};
   RecordedState state_;
   EarlierRecords records_{drives_, run_, run_.shape_of(state_, known_run_id(seen_))};
 };
@@ -67,13 +65,10 @@ inline RecordedRun::RecordedRun(const std::filesystem::path& directory, const st
 
 inline SavedCheckpoint RecordedRun::checkpoint() {
   const auto choose = [&](std::size_t shard, const std::string&, const Range&) { return &run_.nearest(shard, 0); };
-  SavedCheckpoint found{.ranks = run_.placement.ranks(),
-                        .optimizers = {{.step = run_.step,
-                                        .optimizer = state_.described().rule,
-                                        .moments = moments_of(names_),
-                                        .own_step = names_.own_values > 0}},
-                        .tensors = records_.tensors(state_, choose),
-                        .converted_from = "a run"};
+  SavedCheckpoint found = state_.saved();
+  found.optimizers.front().step = run_.step;
+  found.tensors = records_.tensors(state_, choose);
+  found.converted_from = "a run";
   found.files = records_.files();
   return found;
 }
@@ -88,16 +83,12 @@ inline WholeRun RecordedRun::whole_run() const {
   return std::move(*found);
 }
 
-inline RecordedState RecordedRun::recorded_state() {
-  const auto lines = search_.description_of(run_.files_of(run_.copies.front().front()), run_.digest);
-  const auto described = read_description(lines);
-  const auto known = described ? names_of_rule(described->rule) : std::nullopt;
-  auto found = known ? RecordedState::of(lines, *known) : std::nullopt;
+inline RecordedState RecordedRun::recorded_state() const {
+  auto found = RecordedState::of(search_.description_of(run_.files_of(run_.copies.front().front()), run_.digest));
   require(found.has_value(), Code::bad_record, [&] {
     return Problem{.what = fmt::format("cannot {}: its description is missing or damaged", goal_.what),
                    .where = options_.directories.front().string()};
   });
-  names_ = *known;
   return std::move(*found);
 }
 

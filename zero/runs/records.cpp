@@ -13,7 +13,6 @@
 #include "offload/file.h"
 #include "offload/preflight.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/plan/description.h"
 #include "zero/runs/adopt_run.h"
 #include "zero/runs/joint_space.h"
 
@@ -105,8 +104,9 @@ std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
     const std::filesystem::path& drive = options.directories.front();
     const auto is_own = [&](std::size_t rank) { return rank == world.rank(); };
     for (const RecordFiles& files : record_files_on(drive, options.run, is_own)) {
-      const auto lines = read_run_description(files.directory(drive, options.run) / files.description_name());
-      tiles[world.rank()] = std::max(tiles[world.rank()], static_cast<std::int64_t>(largest_tile(lines)));
+      const auto state =
+          RecordedState::of(read_run_manifest(files.directory(drive, options.run) / files.description_name()));
+      if (state) tiles[world.rank()] = std::max(tiles[world.rank()], static_cast<std::int64_t>(state->largest_tile()));
     }
   });
   world.all_reduce(tiles);
@@ -214,9 +214,8 @@ void Records::open_run(OwnRun run, Communicator& world) {
 void Records::open_or_create(const OwnRun& run, const SettledRun& settled) {
   const RecordFiles& files = settled.files;
   const std::filesystem::path description = run.description_file(files);
-  if (!settled.are_there || read_run_description(description) != run.description) {
-    write_run_description(description, run.description);
-  }
+  if (!settled.are_there || read_run_manifest(description) != run.description)
+    offload::write_text(description, run.description);
   store_.emplace(settled.are_there ? offload::RecordStore::open(run.shape, run.drives(files), run.files_of(files))
                                    : offload::RecordStore::create(run.shape, run.drives(files), run.files_of(files)));
   const bool is_here = !settled.run || store_->go_to(settled.run->point);

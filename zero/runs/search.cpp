@@ -87,47 +87,36 @@ RecordedState RunSearch::state_of(const WholeRun& run) const {
   std::string text;
   on_all_ranks(world_, [&] {
     if (copy.seen_by != world_.rank()) return;
-    const auto lines =
+    text =
         run.digest == own_->shape.content_digest ? own_->description : description_of(run.files_of(copy), run.digest);
-    text = fmt::format("{}", fmt::join(lines, "\n"));
   });
-  const std::vector<std::string> lines = lines_of(broadcast_text(world_, text, copy.seen_by));
-  const auto described = read_description(lines);
-  const auto fail_unreadable = [&] {
-    fail(Code::run_mismatch,
-         {.what = fmt::format("cannot {}{}: its description is not as this version of Ballast writes it", goal_.what,
-                              goal_.resumes() ? " on other ranks" : ""),
-          .remedy = goal_.remedy(
-              "Resume with the training that began the run; or give the run another name. Nothing was changed.")});
-  };
-  if (!described) fail_unreadable();
-  const auto difference = first_obstacle(*described, own_->plan.model(), own_->plan.rule());
+  auto state = RecordedState::of(broadcast_text(world_, text, copy.seen_by));
+  require(state.has_value(), Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot {}{}: its description is not as this version of Ballast writes it", goal_.what,
+                            goal_.resumes() ? " on other ranks" : ""),
+        .remedy = goal_.remedy(
+            "Resume with the training that began the run; or give the run another name. Nothing was changed.")};
+  });
+  const auto difference = first_obstacle(state->saved(), own_->plan);
   require(!difference, Code::run_mismatch, [&] {
     return Problem{.what = fmt::format("cannot {}: it has {}, but this training has {}", goal_.what, difference->one,
                                        difference->other),
                    .remedy = goal_.remedy("Resume with the model and the optimizer that began the run; or give the run "
                                           "another name. Nothing was changed.")};
   });
-  auto state = RecordedState::of(lines, own_->plan.names());
-  if (!state) fail_unreadable();
   return std::move(*state);
 }
 
 SavedTensors EarlierRecords::tensors(const RecordedState& state, const Choose& choose) {
   SavedTensors tensors;
-  for (const auto& [name, place] : state.tensors()) {
-    const Unit& unit = state.described().model.units[place.first];
-    const Tensor& tensor = unit.tensors[place.second];
-    SavedTensor saved{.role = "trained",
-                      .dtype = torch_name(unit.dtype),
-                      .item_bytes = byte_size(unit.dtype),
-                      .shape = tensor.shape,
-                      .kind = state.kind(place.first),
-                      .steps = run_.step,
-                      .record_elements = state.described().tile_elements[place.first]};
-    for (const auto& [shard, record, in_tile, range] : state.parts_of(name, {0, tensor.elements()})) {
+  for (const auto& [name, place] : state.places()) {
+    SavedTensor saved = state.saved().tensors.at(name);
+    saved.steps = run_.step;
+    for (const auto& [shard, record, in_tile, range] : state.parts_of(name, {0, saved.elements()})) {
       const WholeRun::Copy* const copy = choose(shard, name, range);
-      if (copy != nullptr) saved.pieces.push_back({range, place_of(*copy, record), in_tile});
+      if (copy != nullptr)
+        saved.pieces.push_back({range, place_of(*copy, record), in_tile, state.record_elements(place.first)});
     }
     tensors.emplace(name, std::move(saved));
   }

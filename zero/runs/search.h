@@ -19,7 +19,6 @@
 #include "zero/checkpoint/files.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/engine/record_lane.h"
-#include "zero/plan/description.h"
 #include "zero/runs/inventory.h"
 
 namespace ballast {
@@ -94,10 +93,10 @@ class RunSearch {
     }
   }
 
-  // No lines if they are missing, damaged or of other records.
-  std::vector<std::string> description_of(const RecordFiles& files, std::uint64_t digest) const {
-    const auto lines = read_run_description(drives_.description_file(files));
-    return digest_of(lines) == digest ? lines : std::vector<std::string>{};
+  // Empty if it is missing, damaged or of other records.
+  std::string description_of(const RecordFiles& files, std::uint64_t digest) const {
+    std::string manifest = read_run_manifest(drives_.description_file(files));
+    return digest_of(manifest) == digest ? std::move(manifest) : std::string();
   }
 
   // What the description of a run says of its records. All ranks call it together. Throws B1009 if they are not those of this
@@ -199,10 +198,10 @@ class RunSearch {
     if (own_ != nullptr && seen.digest == own_->shape.content_digest) {
       seen.is_described = seen.is_of_model = true;
       seen.placement = own_->plan.placement();
-    } else if (const auto described = read_description(description_of(files, seen.digest))) {
+    } else if (const auto state = RecordedState::of(description_of(files, seen.digest))) {
       seen.is_described = true;
-      seen.placement = described->placement;
-      seen.is_of_model = own_ != nullptr && !first_obstacle(*described, own_->plan.model(), own_->plan.rule());
+      seen.placement = state->placement();
+      seen.is_of_model = own_ != nullptr && !first_obstacle(state->saved(), own_->plan);
     }
     return seen;
   }

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.distributed import METADATA
-from ballast.checkpoint.folder import Commit, folder_name, lock, require_space
+from ballast.checkpoint.folder import Commit, folder_name, lock
 from ballast.checkpoint.foreign import as_checkpoint, source_of, trained_in_fp32
 from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
 from ballast.checkpoint.kinds import kind_of, refuse_without_checkpoint
@@ -126,7 +126,7 @@ class Conversion:
         try:
             _require_no_checkpoint(self._directory)
             place.create(folder)
-            require_space(self._directory, self._bytes())
+            _core.require_space(str(self._directory), self._bytes())
             written = self._write_files(self._directory / folder)
             saved = _core.SavedCheckpoint(
                 folder=folder,
@@ -215,7 +215,7 @@ class OfflineExport:
         if self.most_bytes is not None:
             refuse("cannot limit the size of files for torch.distributed.checkpoint", needed="safetensors files")
         self.folder.mkdir(parents=True, exist_ok=True)
-        require_space(self.folder, sum(each.bytes for each in tensors.values()))
+        _core.require_space(str(self.folder), sum(each.bytes for each in tensors.values()))
         write_distributed(self.checkpoint, self.folder, tensors)
         return sorted(path.name for path in (self.folder / METADATA, *self.folder.glob("*.distcp")))
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ballast import _core
 from ballast.checkpoint.manifest import outline_in, rank_file
-from ballast.checks import fail, refuse
-from ballast.sizes import human_size
+from ballast.checks import refuse
 from ballast.torch.parameters.units import names_in_model
 
 log = logging.getLogger("ballast")
@@ -23,12 +22,8 @@ def lock(directory: Path) -> _core.CheckpointDirectory:
     """Make the directory, and lock it while this job saves. Raise B2204 where another job does."""
     require_no_file(directory)
     locked = _core.CheckpointDirectory(str(directory))
-    if locked.unlocked_because:
-        log.warning(
-            "%s; nothing prevents two jobs from saving to %s at once, and folders of stopped savings are not removed",
-            locked.unlocked_because,
-            directory,
-        )
+    if locked.warning:
+        log.warning("%s", locked.warning)
     return locked
 
 
@@ -53,35 +48,6 @@ def require_same_model(directory: Path, names: Collection[str]) -> None:
             needed="one directory for each model, and for each part of a model that different ranks hold",
             available=f"a checkpoint with {next(iter(there))}",
             remedy="Save to another directory, or remove the checkpoint that is there.",
-        )
-
-
-def require_same_history(directory: Path, known: Collection[str], ours: Collection[str]) -> None:
-    """Refuse to replace a checkpoint that is not one of `ours`, if this training has saved or loaded the `known`
-    folders here. Otherwise two jobs would take turns, and a reader would get the state of either."""
-    there = outline_in(directory)
-    if known and there is not None and there.folder not in ours:
-        fail(
-            "directory_in_use",
-            f"cannot save: another job has saved step {there.step} here since this training saved or loaded",
-            where=str(directory),
-            needed="one job that saves to a directory",
-            remedy="Stop the other job, or save to another directory. To resume from the checkpoint that is there, load "
-            "it; to replace it, remove it first.",
-        )
-
-
-def require_space(directory: Path, needed: int) -> None:
-    found = os.statvfs(directory)
-    available = found.f_bavail * found.f_frsize
-    if needed > available:
-        fail(
-            "drive_full",
-            "cannot save a checkpoint: it does not fit on the drive",
-            where=str(directory),
-            needed=human_size(needed),
-            available=human_size(available),
-            remedy="Free space, or save to another drive. An existing checkpoint stays as it is.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,14 +99,15 @@ class SourceReader:
         return {kind: stored for kind, stored in found.items() if stored is not None}
 
 
-@dataclass
 class ForeignCheckpoint(Checkpoint):
     """A source as a checkpoint. Its masters and moments are in fp32."""
 
-    source: Source = field(kw_only=True)
+    def __init__(self, saved: _core.SavedCheckpoint, source: Source):
+        super().__init__(saved, "")
+        self._source = source
 
     def reader(self, wanted: Sequence[_core.Piece] = ()) -> Reader:
-        return SourceReader(self.source, self.optimizers[0].moments)
+        return SourceReader(self._source, self.optimizers[0].moments)
 
 
 def as_checkpoint(
@@ -124,19 +125,8 @@ def as_checkpoint(
                 tensors[name] = _trained(source, name, own, moments, own if shape is None else shape)
     steps = max((each.steps for each in tensors.values()), default=0)
     saved = _core.SavedOptimizer(step=steps, optimizer="another program's optimizer", moments=moments, groups=[])
-    return ForeignCheckpoint(
-        step=steps,
-        folder="",
-        ranks=1,
-        optimizers=[saved],
-        options=[[]],
-        tensors=tensors,
-        converted_from=FOREIGN[kind],
-        written_by=_core.version,
-        extras=[],
-        files=[],
-        source=source,
-    )
+    found = _core.SavedCheckpoint(folder="", ranks=1, optimizers=[saved], tensors=tensors, converted_from=FOREIGN[kind])
+    return ForeignCheckpoint(found, source)
 
 
 def _is_flat(source: Source, stored: StoredTensor, shape: tuple[int, ...]) -> bool:

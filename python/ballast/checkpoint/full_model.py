@@ -11,7 +11,6 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import without_torch_function
-from ballast.checkpoint.folder import require_space
 from ballast.checkpoint.hub_names import HubNames, MergedAdapters
 from ballast.checkpoint.manifest import slices
 from ballast.checkpoint.tensors import tensors_of
@@ -185,7 +184,7 @@ def safetensors_files(
 ) -> Iterator[_core.SafetensorsWriter]:
     """Create the files of a model. They are removed at the end of the block unless they are finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    require_space(folder, sum(size for _, _, _, size in items))
+    _core.require_space(str(folder), sum(size for _, _, _, size in items))
     writer = _core.SafetensorsWriter(str(folder), stem, items, most_bytes)
     try:
         yield writer

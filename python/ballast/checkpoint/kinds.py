@@ -106,15 +106,6 @@ def torch_files_in(directory: Path) -> tuple[list[Path], Path | None]:
     return weights, optimizer
 
 
-def run_folder(run: str, rank: int) -> str:
-    """Return the name of a rank's directory of a run.
-
-    >>> bool(RUN_FOLDER.fullmatch(run_folder("mine", 2)))
-    True
-    """
-    return f"{run}-rank-{rank}"
-
-
 def refuse_without_checkpoint(
     directory: Path,
     what: str = "cannot load a checkpoint",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar, cast
@@ -50,24 +50,22 @@ class Reader(Protocol):
         """Copy elements without state, as they are. `elements`: the first one, and their number."""
 
 
-@dataclass
 class Checkpoint:
-    """A checkpoint to read: everything but the values of its tensors."""
+    """A checkpoint to read: everything but the values of its tensors. `where` names its manifest in errors."""
 
-    step: int
-    folder: str
-    ranks: int
-    optimizers: list[_core.SavedOptimizer]  # there is at least one
-    options: list[list[dict[str, Any]]]  # of each optimizer, those of its parameter groups
-    tensors: dict[str, _core.SavedTensor]
-    converted_from: str  # not empty: there are no groups, and untrained tensors may be missing
-    written_by: str
-    extras: list[_core.SavedExtra]  # one for each rank
-    files: list[str]  # with the chunks of each rank, or the records of a run
-    names: dict[str, str] = field(default_factory=dict)  # those in a model, where they differ
-    extra: Any = None  # where the ranks have none
-    make_files: Callable[[Iterable[int]], None] = lambda numbers: None  # makes those that are not here yet
-    fetch: Callable[[Sequence[_core.Piece]], None] = lambda wanted: None  # gets what is not in the files yet
+    def __init__(self, saved: _core.SavedCheckpoint, where: str):
+        self.step, self.folder, self.ranks = saved.step, saved.folder, saved.ranks
+        self.optimizers = saved.optimizers  # there is at least one
+        self.options = [options_of(each, where) for each in saved.optimizers]  # those of each parameter group
+        self.tensors = saved.tensors
+        self.converted_from = saved.converted_from  # not empty: there are no groups, and untrained tensors may be missing
+        self.written_by = saved.written_by
+        self.extras = saved.extras  # one for each rank
+        self.files = saved.files  # with the chunks of each rank, or the records of a run
+        self.names: dict[str, str] = {}  # those in a model, where they differ
+        self.extra: Any = None  # where the ranks have none
+        self.make_files: Callable[[Iterable[int]], None] = lambda numbers: None  # makes those that are not here yet
+        self.fetch: Callable[[Sequence[_core.Piece]], None] = lambda wanted: None  # gets what is not in the files yet
 
     def require_files(self, numbers: Container[int]) -> None:
         """Raise an error where one of these files is missing, or too short for its pieces."""
@@ -170,28 +168,12 @@ def parse(directory: Path, text: bytes, indexes: Sequence[bytes] = ()) -> Checkp
     """Return the checkpoint of this manifest, with the pieces that the ranks' indexes name. They are read, unless they are
     given."""
     texts = cast(list[str], list(indexes))  # the library's text may be bytes
-    return checkpoint_of(_core.parse_checkpoint(str(directory), text, texts), str(directory / MANIFEST))
+    return Checkpoint(_core.parse_checkpoint(str(directory), text, texts), str(directory / MANIFEST))
 
 
 def outlined(text: bytes, where: str) -> Checkpoint:
     """Return the checkpoint of this manifest, without the pieces of its tensors."""
-    return checkpoint_of(_core.parse_manifest(text, where), where)
-
-
-def checkpoint_of(found: _core.SavedCheckpoint, where: str) -> Checkpoint:
-    optimizers = found.optimizers
-    return Checkpoint(
-        step=found.step,
-        folder=found.folder,
-        ranks=found.ranks,
-        optimizers=optimizers,
-        options=[options_of(each, where) for each in optimizers],
-        tensors=found.tensors,
-        converted_from=found.converted_from,
-        written_by=found.written_by,
-        extras=found.extras,
-        files=found.files,
-    )
+    return Checkpoint(_core.parse_manifest(text, where), where)
 
 
 @dataclass(frozen=True)

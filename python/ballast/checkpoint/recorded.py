@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ballast import _core
 from ballast.checkpoint.kinds import run_at
-from ballast.checkpoint.manifest import Checkpoint, checkpoint_of
+from ballast.checkpoint.manifest import Checkpoint
 from ballast.errors import FailureError
 from ballast.torch.updates.commit_metadata import decode_missed_steps
 
@@ -15,7 +15,7 @@ from ballast.torch.updates.commit_metadata import decode_missed_steps
 def recorded(path: Path) -> Checkpoint:
     """Return the newest commit of a run. It has no frozen parameters, no buffers and no options."""
     run = _core.RecordedRun(*map(str, run_at(path)))
-    found = checkpoint_of(run.checkpoint(), str(path))
+    found = Checkpoint(run.checkpoint(), str(path))
     with suppress(FailureError):  # the note of a trainer in C++, or of an optimizer's own step, is none of ours
         missed = decode_missed_steps(run.note(), found.step)
         for name, steps in zip(run.trained, missed) if len(missed) == len(run.trained) else ():

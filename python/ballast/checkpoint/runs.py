@@ -8,23 +8,22 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.kinds import run_folder
 from ballast.checkpoint.loading import load_current
 from ballast.checkpoint.manifest import FOLDER
 from ballast.checkpoint.tensors import buffers_by_name
 from ballast.checks import refuse
 from ballast.errors import Error
-from ballast.new_files import flush_folder, write_new
 from ballast.ranks import Group, by_first_rank
 from ballast.torch.training.joint_runs import join_runs
 from ballast.torch.training.training import Training
 
 log = logging.getLogger("ballast")
-NAME = "newest-checkpoint"  # offload/FORMAT.md describes the file
 CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that torch's norms change in training
 
 
@@ -38,15 +37,14 @@ def notice_for_run(access: Training, directory: Path) -> Callable[[], None]:
     options = access.options
     if not options.run.name:
         return lambda: None
-    folder = Path(options.directories[0], run_folder(options.run.name, access.group.rank))
-    return partial(_write, folder, f"{access.steps} {os.path.realpath(directory)}\n".encode())
+    notice = (str(options.directories[0]), options.run.name, access.group.rank, access.steps, os.path.realpath(directory))
+    return partial(_tell, *notice)
 
 
-def _write(folder: Path, notice: bytes) -> None:
+def _tell(*notice: Any) -> None:
     try:
-        write_new(folder / NAME, notice, 0o600)
-        flush_folder(folder)
-    except OSError as error:  # the checkpoint is there all the same
+        _core.tell_run(*notice)
+    except Error as error:  # the checkpoint is there all the same
         log.warning("the run does not know its newest checkpoint: %s", error)
 
 

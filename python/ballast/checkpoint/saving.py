@@ -28,11 +28,9 @@ from ballast.checkpoint.folder import (
     Commit,
     folder_name,
     lock,
-    require_same_history,
     require_same_model,
-    require_space,
 )
-from ballast.checkpoint.manifest import group_of, outline_in, slices
+from ballast.checkpoint.manifest import group_of, slices
 from ballast.checkpoint.outer import folder_to_save, others_remover, outer_tensors
 from ballast.checkpoint.runs import notice_for_run
 from ballast.checkpoint.tensors import (
@@ -75,8 +73,7 @@ LEAST_PATIENCE = 30.0  # seconds
 class SnapshotFiles(NamedTuple):
     """What a rank writes, and where."""
 
-    folder: Path
-    rank: int
+    files: _core.RankFiles
     snapshot: _core.Snapshot
     extra: bytes
     is_raw: bool  # `extra`: not an object of torch.save()
@@ -168,8 +165,7 @@ class BackgroundSave:
 
     def _write(self) -> None:
         assert self._files is not None
-        folder, rank, snapshot, extra, is_raw = self._files
-        files = RankFiles(str(folder), rank)
+        files, snapshot, extra, is_raw = self._files
         for number in range(snapshot.chunks):
             files.append_chunk(snapshot, number)
             self._look_for_exit()
@@ -310,7 +306,6 @@ def last_steps_of(directory: Path, accesses: Sequence[Training]) -> list[Callabl
     return [*(notice_for_run(access, directory) for access in accesses), others_remover(directory, accesses[0])]
 
 
-RankFiles = _core.RankFiles
 Sink = _core.RankFiles | _core.Snapshot  # takes the chunks of a rank, one after the other
 Visit = Callable[[_core.StatePart, str, tuple[int, int]], None]
 
@@ -343,7 +338,11 @@ class Saving:
     def run(self) -> None:
         """Save, and return when the checkpoint is the current one."""
         with self._new_folder(waits=True) as folder:
-            self._write(self._directory / folder)
+            files = self._open_files(self._directory / folder)
+            self._give_to(files)
+            with self._agreement.settled():
+                if self._agreement.error is None:
+                    files.finish(self._extra, raw=self._is_raw)
             with self._agreement.settled():
                 if (commit := self._commit(folder)) is not None:
                     commit.make_current()
@@ -355,9 +354,9 @@ class Saving:
     def copy(self) -> BackgroundSave:
         """Copy what this rank saves to the host's memory. Return what writes it, and makes the checkpoint the current one."""
         with self._new_folder(waits=False) as folder:
-            snapshot = self._snapshot()
-            files = SnapshotFiles(self._directory / folder, self._group.rank, snapshot, self._extra, self._is_raw)
-            return BackgroundSave(files, self._commit(folder))
+            files = self._open_files(self._directory / folder)
+            what = SnapshotFiles(files, self._snapshot(), self._extra, self._is_raw)
+            return BackgroundSave(what, self._commit(folder))
 
     @contextmanager
     def _new_folder(self, waits: bool) -> Iterator[str]:
@@ -387,21 +386,20 @@ class Saving:
         with self._agreement.settled():
             if self._locked is not None:
                 self._locked.create(folder)
-        sizes = self._sizes()
+        sizes = self._sizes()  # with records that are cloned: a drive without their space would refuse the next steps
         [needed] = self._group.all_reduce([sum(sizes) + INDEX_BYTES * len(sizes) + len(self._extra)])
         with self._agreement.settled():
             require_shared(self._directory / folder)
-            require_space(self._directory, needed)
+            _core.require_space(str(self._directory), needed)
 
     def _enter(self, folder: str) -> None:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
         self._locked = lock(self._directory)
         require_same_model(self._directory, set(self._names.values()))
         known = checkpoints_in(self._accesses, self._directory)
-        require_same_history(self._directory, known, folders_of_all(self._accesses))
+        there = self._locked.require_same_history(known, folders_of_all(self._accesses))
         # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
-        there = outline_in(self._directory)
-        know_checkpoints(self._accesses, self._directory, known.union([folder], [] if there is None else [there.folder]))
+        know_checkpoints(self._accesses, self._directory, known | {folder, there})
 
     def _commit(self, folder: str) -> Commit | None:
         """Return what makes the folder the current checkpoint; nothing on other ranks than 0. It has a copy of all that it
@@ -453,13 +451,14 @@ class Saving:
                     values = slice_on_host(tensor, first, count)
                     sink.append_memory(values.data_ptr(), values.nbytes, held.name, (there, count))
 
-    def _write(self, folder: Path) -> None:
+    def _open_files(self, folder: Path) -> _core.RankFiles:
+        """Make this rank's files, with the records of runs, as far as the file system clones them."""
         with self._agreement.settled():
-            files = RankFiles(str(folder), self._group.rank)
-        self._give_to(files)
-        with self._agreement.settled():
-            if self._agreement.error is None:
-                files.finish(self._extra, raw=self._is_raw)
+            files = _core.RankFiles(str(folder), self._group.rank)
+        for part in self._parts:
+            if part.partition.keeps_run:
+                part.clone(files, self._agreement)
+        return files
 
     def _snapshot(self) -> _core.Snapshot:
         """Copy what this rank saves, into the memory of the last copy if that is still there."""
@@ -506,6 +505,10 @@ def packed(extra: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _key(part: _core.StatePart) -> tuple[int, int, int]:
+    return part.unit, part.tensor, part.first
+
+
 class SavingPart:
     """The shards of one optimizer. All ranks call all methods together, except check()."""
 
@@ -516,7 +519,7 @@ class SavingPart:
         self._names: Mapping[int, str] = {}
         self._groups: list[_core.SavedGroup] = []
         self.entries: dict[str, _core.SavedTensor] = {}
-        self._local: list[_core.StatePart] = []
+        self._local: dict[tuple[int, int, int], _core.StatePart] = {}
 
     def check(self, names: Mapping[int, str]) -> None:
         """Refuse what cannot be saved on this rank. `names` are those of all parameters."""
@@ -529,7 +532,8 @@ class SavingPart:
     def look(self) -> None:
         members = self.partition.all_members
         self.entries = {self._name_of(each.parameter): entry_of_member(each, self.partition, self.access) for each in members}
-        self._local = [part for number, part in enumerate(self.partition.core.local_shards()) if self._writes(number, part)]
+        shards = enumerate(self.partition.core.local_shards())
+        self._local = {_key(part): part for number, part in shards if self._writes(number, part)}
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         return self._names[id(parameter)]
@@ -546,23 +550,35 @@ class SavingPart:
 
     def sizes(self) -> list[int]:
         sizes = []
-        for part in self._local:
+        for part in self._local.values():
             entry = self.entries[self._name_of(self.partition.member_of(part).parameter)]
             sizes += [entry.chunk_bytes(count) for _, count, _ in self._ranges(part)]
         return sizes
 
     def visit(self, visit: Visit) -> None:
         """Read the shards that this rank writes, each with its name and the range of its elements."""
-        mine = {(part.unit, part.tensor, part.first) for part in self._local}
 
         def look(part: _core.StatePart) -> None:
-            if (part.unit, part.tensor, part.first) in mine:
-                member = self.partition.member_of(part)
-                for first, count, at in self._ranges(part):
-                    elements = part if count == part.count else part.elements(at * member.width, count * member.width)
-                    visit(elements, self._name_of(member.parameter), (first, count))
+            member = self.partition.member_of(part)
+            for first, count, at in self._ranges(part) if _key(part) in self._local else ():
+                elements = part if count == part.count else part.elements(at * member.width, count * member.width)
+                visit(elements, self._name_of(member.parameter), (first, count))
 
-        self.partition.visit_shards(look)
+        self.partition.visit_shards(look, lambda parts, record: any(_key(part) in self._local for part, _ in parts))
+
+    def clone(self, files: _core.RankFiles, agreement: Agreement) -> None:
+        """Clone the records of a run that hold only shards which this rank writes. The other shards are left to visit()."""
+
+        def clone(parts: Sequence[tuple[_core.StatePart, int]], record: _core.OpenRecord | None) -> bool:
+            with agreement.attempt():
+                if record is not None and all(_key(part) in self._local for part, _ in parts) and files.clone(record):
+                    for part, in_record in parts:
+                        name = self._name_of(self.partition.member_of(part).parameter)
+                        for first, count, at in self._ranges(self._local.pop(_key(part))):
+                            files.append_cloned(name, (first, count), in_record + at)
+            return False
+
+        self.partition.visit_shards(lambda part: None, clone)
 
     def saved(self) -> _core.SavedOptimizer:
         access = self.access

@@ -13,7 +13,7 @@ from typing import Any
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import kind_of, run_at
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, checkpoint_of, parameters_of, problems_in, problems_of
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, parameters_of, problems_in, problems_of
 from ballast.sizes import human_size, parse_size
 from ballast.tools import Answer, add_command
 
@@ -172,7 +172,7 @@ def _counted(count: int, noun: str) -> str:
 
 def verify(chosen: argparse.Namespace) -> Answer:
     is_run = kind_of(Path(chosen.directory)) == "run"
-    run = checkpoint_of(_commit_of(chosen), chosen.directory) if is_run else None
+    run = Checkpoint(_commit_of(chosen), chosen.directory) if is_run else None
     problems = problems_of(chosen.directory) if run is None else [*problems_in(run)]
     what = "every byte" if run is None else "each record of the newest step"
     text = "\n".join(problems) or f"{chosen.directory} is intact: {what} has its checksum"

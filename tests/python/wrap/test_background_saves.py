@@ -16,14 +16,13 @@ import ballast
 import pytest
 import torch
 from ballast import DiLoCo
-from ballast._core import RankFiles
 from ballast.checkpoint import manifest, saving
 from python.damage import content_of
 from python.wrap.support import saved
 from python.wrap.support.loops import Loop
 from python.wrap.support.models import Shapes
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.saved import WRITTEN_BY, error_of, held_back, kill, stopped_while_saving
+from python.wrap.support.saved import begins_to_write_after, error_of, held_back, kill, stopped_while_saving
 from python.wrap.support.several import Several, rule_and_own_step
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -167,17 +166,11 @@ def ends_without_waiting(rank: int, folder: str) -> saved.Values:
     training = saved.Training({"stage": 2})
     training.train(0, 1)
     everything = training.everything()
-    patched = mock.patch(WRITTEN_BY, written_at_the_end)
-    patched.start()
+    begins_to_write_after(threading.main_thread().join).start()
     os.chdir(folder)
     ballast.save("here", training.model, training.optimizer, wait=False)
     os.chdir("/")
     return everything
-
-
-def written_at_the_end(*arguments: Any) -> RankFiles:
-    threading.main_thread().join()
-    return RankFiles(*arguments)
 
 
 def loses_a_rank(rank: int, folder: str) -> tuple[str, str, list[str], list[str]]:

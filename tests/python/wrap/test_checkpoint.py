@@ -411,9 +411,9 @@ def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch)
     training = Training({"stage": 2})
     ballast.save(tmp_path, training.model, training.optimizer)
     before = sorted(tmp_path.rglob("*"))
-    full = type("Full", (), {"f_bavail": 3, "f_frsize": 4096})
-    monkeypatch.setattr("os.statvfs", lambda path: full)
-    with pytest.raises(ballast.ResourceError, match="B2202(.|\n)*12 KiB"):
+    require_space = ballast._core.require_space
+    monkeypatch.setattr("ballast._core.require_space", lambda path, needed: require_space(path, needed + (1 << 60)))
+    with pytest.raises(ballast.ResourceError, match=r"B2202 cannot save(.|\n)*1 EiB(.|\n)*available"):
         ballast.save(tmp_path, training.model, training.optimizer)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -213,7 +213,7 @@ def test_two_histories_do_not_alternate_in_a_directory(tmp_path):
     save(tmp_path, old)
 
 
-@pytest.mark.parametrize("fails", ["checkpoint.saving.require_space", "_core.CheckpointDirectory.remove_stale"])
+@pytest.mark.parametrize("fails", ["_core.require_space", "_core.CheckpointDirectory.remove_stale"])
 def test_a_failed_save_is_not_taken_for_another_job(fails, tmp_path, monkeypatch):
     """A save that fails, before or after it replaces the manifest, does not prevent the next save of the same job."""
     save(tmp_path, training(1))

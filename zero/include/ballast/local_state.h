@@ -10,6 +10,10 @@
 #include <functional>
 #include <optional>
 
+namespace ballast::offload {
+struct OpenRecord;
+}
+
 namespace ballast {
 
 // Writes a range of a tensor's initial parameters, in its unit's format. Called for this rank's shard only, except where
@@ -23,6 +27,8 @@ struct LocalTile {
   Range range{};  // a range of the unit's elements
   TileMemory memory{};
   bool frozen = false;
+  const offload::OpenRecord* record =
+      nullptr;  // of a run, with all of a checkpoint's parts of the tile; filters see it alone
 };
 using TileVisitor = std::function<void(const LocalTile& tile)>;
 using TileFilter = std::function<bool(const LocalTile& tile)>;  // sees tiles without their memory

@@ -17,6 +17,9 @@ namespace ballast {
 class TensorState {
  public:
   using Visitor = std::function<void(const StatePart& part)>;
+  // Sees the parts of a tile without their memory, each with its first element in the tile, and LocalTile::record.
+  using Filter = std::function<bool(const std::vector<std::pair<StatePart, std::size_t>>& parts,
+                                    const offload::OpenRecord* record)>;
   // Writes a range of a tensor's parameters into host memory, in the unit's format; false: the parameters stay.
   using ParameterWriter = std::function<bool(std::size_t unit, std::size_t tensor, Range range, std::byte* into)>;
   // A moment of the full tensor, in fp32 and host memory; null: the moment stays.
@@ -28,7 +31,7 @@ class TensorState {
   std::vector<Range> local_ranges(std::size_t unit, std::size_t tensor) const;  // elements of the tensor
   ChunkKind chunk_kind(std::size_t unit) const;                                 // the kind of its trained tensors
   std::vector<StatePart> parts() const;  // listed in the order of visits; without their memory
-  void visit(const Visitor& visitor);
+  void visit(const Visitor& visitor, const Filter& which = {});
   void change(const Visitor& visitor, const std::function<void()>& agree);
 
   // Writes the moment of this rank's elements into `into`, which has the size of the full tensor; its other elements stay.

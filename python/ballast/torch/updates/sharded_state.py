@@ -42,6 +42,8 @@ log = logging.getLogger("ballast")
 Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.Muon | _core.External
 State = dict[int, dict[str, Any]]  # state by id of the parameter, with torch's names
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # moments by id of the parameter: in fp32, of the full parameter
+# Whether to visit a tile with these parts, each with its first element in the tile, and with this record of a run.
+Filter = Callable[[Sequence[tuple[_core.StatePart, int]], _core.OpenRecord | None], bool]
 RETURNED_EVERY = 64 << 20  # bytes of freed parameters that torch's cache returns to the GPU together: each return waits for it
 
 
@@ -276,12 +278,13 @@ class ShardedState:
     def member_of(self, part: _core.StatePart) -> UnitParameter:
         return self.units[part.unit].members[part.tensor]
 
-    def visit_shards(self, visit: Callable[[_core.StatePart], None]) -> None:
-        """Read the shards one by one. All ranks call it together, because parameters may have been written to."""
+    def visit_shards(self, visit: Callable[[_core.StatePart], None], which: Filter | None = None) -> None:
+        """Read the shards one by one, or those of the tiles that `which` returns True for. All ranks call it together, because
+        parameters may have been written to."""
         require_stream(self._gpu, self._stream)
         self.accept_writes()
         self.memory.release_unit()
-        self.core.visit_shards(visit)
+        self.core.visit_shards(visit, which)
 
     def change_shards(self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]) -> None:
         """Change the shards one by one, and call `agree` before drives commit them as of this number of steps. All

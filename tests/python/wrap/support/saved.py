@@ -15,8 +15,8 @@ from unittest import mock
 import ballast
 import torch
 import torch.distributed as dist
-from ballast._core import RankFiles
 from ballast.checkpoint import manifest
+from ballast.checkpoint.saving import BackgroundSave
 from ballast.checkpoint.tensors import PlainTensor, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower, keywords
 
@@ -119,10 +119,10 @@ def same(one: Values, other: Values) -> bool:
 # --- One directory, and processes that are killed or held back at a chosen point, not by a clock ---
 
 # Calls of a save, before and after which it is stopped. checkpoint_test.cpp stops them inside.
-FILES = {"append", "append_memory", "append_chunk", "finish"}
+FILES = {"RankFiles", "append", "append_memory", "append_chunk", "finish"}
 DIRECTORY = {"CheckpointDirectory", "create", "manifest", "make_current", "remove_stale", "discard", "release"}
-WORDS = {"open", "statvfs", "listdir", "read_manifest", *FILES, *DIRECTORY}
-EVERY = {"append": 16, "open": 3}  # only every n-th of these frequent calls is a moment
+WORDS = {"open", "require_same_history", "require_space", "listdir", "read_manifest", *FILES, *DIRECTORY}
+EVERY = {"append": 8, "open": 3}  # only every n-th of these frequent calls is a moment
 
 
 def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None], waits: bool = True) -> list[int]:
@@ -234,19 +234,22 @@ def error_of(do: Callable[[], Any]) -> str:
     return ""
 
 
-WRITTEN_BY = "ballast.checkpoint.saving.RankFiles"
+def begins_to_write_after(wait: Callable[[], object]) -> Any:
+    """Return a patch that lets saves in the background begin to write when `wait` returns."""
+    write = BackgroundSave._write
+
+    def write_later(save: BackgroundSave) -> None:
+        wait()
+        write(save)
+
+    return mock.patch.object(BackgroundSave, "_write", write_later)
 
 
 @contextmanager
 def held_back() -> Iterator[threading.Event]:
     """Let saves in the background begin to write when the event is set, or at the end of the block."""
     may_write = threading.Event()
-
-    def files(*arguments: Any) -> RankFiles:
-        may_write.wait()
-        return RankFiles(*arguments)
-
-    with mock.patch(WRITTEN_BY, files):
+    with begins_to_write_after(may_write.wait):
         try:
             yield may_write
         finally:

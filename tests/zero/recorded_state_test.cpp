@@ -1,10 +1,11 @@
-#include "zero/plan/description.h"
+#include "zero/runs/recorded_state.h"
 
 #include <catch2/catch.hpp>
 #include <set>
 #include <tuple>
 
 #include "tests/plan/plan_rig.h"
+#include "zero/plan/description.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -21,7 +22,7 @@ TEST_CASE("each element of each trained tensor is where the ranks that wrote the
     options.names = {"exp_avg", "exp_avg_sq"};
     options.full_records = true;
     const CompiledPlan first(model, options);
-    const auto state = RecordedState::of(describe(first), options.names);
+    const auto state = RecordedState::of(describe(first));
     REQUIRE(state.has_value());
     const offload::RecordShape shape = state->shape();
     const offload::RecordShape planned = first.blocks().shape(first.tiles_on_drive());
@@ -59,7 +60,7 @@ TEST_CASE("each element of each trained tensor is where the ranks that wrote the
 
 TEST_CASE("a range of a tensor is found in the records that have it") {
   PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
-  const auto state = RecordedState::of(describe(CompiledPlan(plain_model(2), options)), options.names);
+  const auto state = RecordedState::of(describe(CompiledPlan(plain_model(2), options)));
   REQUIRE(state.has_value());
   CHECK(state->trained() == std::vector<std::string>{"h.0.weight", "h.1.weight"});
   const auto parts = state->parts_of("h.1.weight", {100, 100});  // shards of 256 elements, in tiles of 128
@@ -79,11 +80,12 @@ TEST_CASE("a record is laid out as a chunk of a whole tile") {
     options.names.own_values = 2;
     options.full_records = true;
     const CompiledPlan plan(plain_model(2), options);
-    const auto state = RecordedState::of(describe(plan), options.names);
+    const auto state = RecordedState::of(describe(plan));
     REQUIRE(state.has_value());
     std::vector<std::byte> payload(state->shape().payload_bytes);
     const TileMemory recorded = plan.blocks().recorded(1, 0, 128, payload.data());
-    const TileMemory chunk = state->kind(1).tile(payload.data(), state->described().tile_elements[1]);
+    const TileMemory chunk =
+        state->saved().tensors.at("h.1.weight").kind->tile(payload.data(), state->record_elements(1));
     CHECK(std::tie(chunk.format, chunk.parameter_dtype, chunk.parameter, chunk.master, chunk.momentum,
                    chunk.variance) == std::tie(recorded.format, recorded.parameter_dtype, recorded.parameter,
                                                recorded.master, recorded.momentum, recorded.variance));
@@ -94,11 +96,16 @@ TEST_CASE("a record is laid out as a chunk of a whole tile") {
   }
 }
 
-TEST_CASE("a description whose tiles are not those of its layout is not used") {
+TEST_CASE("a manifest whose units are not cut or kept as it says is not used") {
   PlanOptions options{.placement = placement_of_stage(3, 2), .tile_elements = 128, .rule = "AdamW"};
-  std::vector<std::string> lines = describe(CompiledPlan(plain_model(2), options));
-  lines.back() = "tiles of 256 elements of unit 2 h.1";
-  CHECK_FALSE(RecordedState::of(lines, options.names).has_value());
-  lines.back() = "tiles of 100 elements of unit 2 h.1";
-  CHECK_FALSE(RecordedState::of(lines, options.names).has_value());
+  SavedCheckpoint run = parse_run_manifest(describe(CompiledPlan(plain_model(2), options)), "here");
+  CHECK(RecordedState::of(run_manifest_of(run)).has_value());
+  std::size_t& tile = run.layout->units.back().tile_elements;
+  for (const std::size_t other : {256u, 100u}) {
+    tile = other;
+    CHECK_FALSE(RecordedState::of(run_manifest_of(run)).has_value());
+  }
+  tile = 128;
+  run.tensors.at("h.1.weight").kind->format = StateFormat::compact;
+  CHECK_FALSE(RecordedState::of(run_manifest_of(run)).has_value());
 }
