@@ -15,17 +15,20 @@ import suite  # noqa: E402
 
 
 def figures_of(line: str, where: str) -> dict[str, Any]:
-    """Return the measurement, and the limit that it is compared with as one of its own."""
+    """Return the measurement, and the limit that it is compared with as one of its own. A limit alone has none."""
     measured = suite.summary(json.loads(line))
     found = {f"{where}: {measured['case']}": {name: measured[name] for name in ("value", "unit", "ratio", "against")}}
-    return found | {f"{where}: {measured['against']}": {"value": measured["against_value"], "unit": measured["unit"]}}
+    if measured["against"]:
+        found[f"{where}: {measured['against']}"] = {"value": measured["against_value"], "unit": measured["unit"]}
+    return found
 
 
 def said(line: str) -> str:
     """Return a measurement as text: its value, and relative to its limit."""
     measured = suite.summary(json.loads(line))
-    value, limit = (f"{rate:,.0f} {measured['unit']}" for rate in (measured["value"], measured["against_value"]))
-    return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']} ({limit})"
+    text = f"== {measured['case']}: {measured['value']:,.0f} {measured['unit']}"
+    limit = f"{measured.get('against_value', 0):,.0f} {measured['unit']}"
+    return f"{text}, {measured['ratio']:.2f} of {measured['against']} ({limit})" if measured["against"] else text
 
 
 def main() -> int:

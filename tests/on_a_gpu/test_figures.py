@@ -34,6 +34,13 @@ def test_a_rate_is_said_relative_to_its_limit():
     assert said(RATE) == "== fill fp32: 2,890 GB/s, 1.03 of copy (2,798 GB/s)"
 
 
+def test_a_limit_alone_is_a_figure():
+    """The benchmark of CPU kernels prints its limits first."""
+    line = '{"case": "copy (loop)", "unit": "GB/s", "rates": [44, 46], "against": "", "against_rates": []}'
+    assert said(line) == "== copy (loop): 45 GB/s"
+    assert figures_of(line, "cpu") == {"cpu: copy (loop)": {"value": 45, "unit": "GB/s", "ratio": None, "against": ""}}
+
+
 def test_a_rate_and_its_limit_are_figures():
     found = figures_of(RATE, "gpu")
     assert set(found) == {"gpu: fill fp32", "gpu: copy"}
