@@ -9,8 +9,6 @@
 
 #include "benchmarks/harness/suite.h"
 #include "benchmarks/training/run.h"
-#include "kernels/runtime/machine.h"
-#include "zero/comm/connect.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -53,34 +51,17 @@ nlohmann::ordered_json line_of(const Start& start, const Step& step, const Resid
   return line;
 }
 
-int threads_of(const RunOptions& options, std::size_t ranks_here) {
-  const auto share = std::max<std::size_t>(1, usable_cores() / ranks_here);
-  return options.training.threads > 0 ? options.training.threads : static_cast<int>(share);
-}
-
 void train_rank(RunOptions options, Communicator& world) {
-  options.training.threads = threads_of(options, world.size());
   const auto report = [&](const Start& start, const Step& step) {
     if (world.rank() == 0) print(line_of(start, step, options.before));
   };
   try {
-    const auto maths = options.on_gpu ? llama::gpu_maths(world.rank()) : llama::cpu_maths(options.training.threads);
+    const auto maths = llama::maths_of(options, world);
     const std::uint64_t hash = train(options, world, *maths, report);
     if (options.hashes_parameters && world.rank() == 0) print({{"parameters_hash", fmt::format("{:016x}", hash)}});
   } catch (const std::bad_alloc&) {  // malloc gives no more information
     fail(Code::host_memory, {.what = "malloc has no more memory"});
   }
-}
-
-int run(RunOptions options) {
-  options.before = resident_memory();
-  const Launch launch = launch_from(Environment());
-  require(launch.size == 1 || options.ranks == 1, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot use --ranks in a process that {} started", launch.launcher),
-                   .remedy = "leave --ranks out, or start only one process"};
-  });
-  const auto as_rank = [&](Communicator& world) { train_rank(options, world); };
-  return run_ranks(options.ranks, as_rank, {.threads = threads_of(options, launch.size)}) == 0 ? 0 : 2;
 }
 
 }  // namespace
@@ -92,6 +73,9 @@ int main(int argc, char** argv) {
   RunOptions options;
   describe(app, options);
   int failed = 0;
-  const int refused = run_program(app, argc, argv, [&] { failed = run(options); });
-  return refused > 0 ? refused : failed;
+  const int refused = run_program(app, argc, argv, [&] {
+    options.before = resident_memory();
+    failed = ballast::run_ranks(options.ranks, [&](ballast::Communicator& world) { train_rank(options, world); });
+  });
+  return refused > 0 || failed > 0 ? 2 : 0;
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <numeric>
 
 #include "examples/llama/noise.h"
 #include "examples/llama/rows.h"
@@ -17,8 +16,6 @@
 
 namespace ballast::benchmarks {
 namespace {
-
-constexpr std::uint64_t seed = 1;  // of the initial values and of the sequences
 
 // Stacks of threads, and memory that oneDNN, TBB and malloc keep: 8 to 20 MiB were measured.
 constexpr std::size_t resident_of_libraries = std::size_t{10} << 20;
@@ -41,18 +38,8 @@ llama::Config completed(llama::Config model) {
 
 RunOptions completed(RunOptions options, const llama::Maths& maths) {
   options.model = completed(options.model);
-  if (options.training.schedule.layer_major) options.batch.together = options.training.micro_steps;
-  options.training.gpu = maths.gpu();
-  options.training.stream = maths.stream();
-  options.training.trace = llama::trace_of(options.model);
+  llama::complete(options, maths);
   return options;
-}
-
-std::vector<optim::Rule> rules_of(const RunOptions& options) {
-  const optim::AdamW adamw{.lr = options.lr, .beta2 = 0.95, .weight_decay = 0.1};
-  optim::AdamW without_decay = adamw;
-  without_decay.weight_decay = 0.0;
-  return {adamw, without_decay};
 }
 
 // Returns made-up sequences, of which half can be learned: most tokens follow from the one before.
@@ -65,29 +52,20 @@ std::vector<std::uint32_t> make_up(std::uint64_t key, std::size_t count, std::si
   return tokens;
 }
 
-// The ranks exchange doubles, so that no bit is lost.
-double mean_of_ranks(Communicator& world, double mine) {
-  std::vector<double> all(world.size());
-  const auto bytes = std::as_writable_bytes(std::span(all));
-  world.all_gather(ConstView(reinterpret_cast<const std::byte*>(&mine), sizeof mine, DType::u8),
-                   View(bytes.data(), bytes.size(), DType::u8));
-  return std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
-}
-
 class Run {
  public:
   Run(const RunOptions& options, Communicator& world, llama::Maths& maths)
       : options_(completed(options, maths)), world_(world), maths_(maths) {
     begin();
-    training_.emplace(architecture_.model, world, rules_of(options_), options_.training);
+    training_.emplace(architecture_.model, world, llama::rules_of(options_), options_.training);
     model_.emplace(options_.model, options_.batch, maths);
-    training_->start(llama::initial_values(architecture_.model, seed));
+    training_->start(llama::initial_values(architecture_.model, options_.seed));
   }
 
   void all_steps(const std::function<void(const Start&, const Step&)>& report) {
     last_step_ended_ = now();
-    for (std::uint64_t step = training_->steps(); step < options_.steps; ++step) {
-      report(start_, one_step(step));
+    while (training_->steps() < options_.steps) {
+      report(start_, one_step());
     }
     training_->finish();
   }
@@ -109,8 +87,8 @@ class Run {
 
  private:
   void begin() {
-    const Plan plan(architecture_.model, {world_.rank(), world_.size(), world_.ranks_per_host()}, rules_of(options_),
-                    options_.training);
+    const Plan plan(architecture_.model, {world_.rank(), world_.size(), world_.ranks_per_host()},
+                    llama::rules_of(options_), options_.training);
     start_ = {.parameters = llama::parameters_of(plan.model()),
               .announced_bytes = announced_memory(options_, plan),
               .drive_work = drive_work_of(compiled(plan))};
@@ -120,25 +98,18 @@ class Run {
     world_.barrier();  // the ranks of a process have one peak
   }
 
-  Step one_step(std::uint64_t number) {
-    const std::size_t micro_steps = options_.training.micro_steps;
-    double loss = 0;
-    std::vector<std::uint32_t> drawn;
-    for (std::uint64_t micro = 0; micro < micro_steps; ++micro) {
-      const auto more = make_up(llama::noise({seed, number, micro, world_.rank()}),
-                                options_.batch.sequences * (options_.batch.context + 1), options_.model.vocabulary);
-      drawn.insert(drawn.end(), more.begin(), more.end());
-      if ((micro + 1) % options_.batch.together > 0) continue;
-      loss += model_->run(*training_, drawn);
-      drawn.clear();
-    }
-    Step step{.step = number + 1, .result = training_->step()};
+  Step one_step() {
+    const std::size_t sequence = options_.batch.context + 1;
+    const double loss = llama::run_micro_steps(*model_, *training_, options_, world_.rank(), [&](std::uint64_t key) {
+      return make_up(key, options_.batch.sequences * sequence, options_.model.vocabulary);
+    });
+    Step step{.step = training_->steps() + 1, .result = training_->step()};
     if (options_.waits_for_updates) training_->finish();
     const double end = now();
     step.seconds = end - std::exchange(last_step_ended_, end);
-    step.loss = mean_of_ranks(world_, loss / static_cast<double>(micro_steps));
+    step.loss = world_.mean(loss);
     step.tokens_per_second =
-        static_cast<double>(options_.batch.positions() * micro_steps * world_.size()) / step.seconds;
+        static_cast<double>(options_.batch.positions() * options_.training.micro_steps * world_.size()) / step.seconds;
     step.bytes = step.result.metrics.memory;
     step.bytes[static_cast<std::size_t>(Tier::device)] += llama::activation_bytes(options_.model, options_.batch);
     step.resident = resident_memory();
@@ -164,6 +135,25 @@ class Run {
 };
 
 }  // namespace
+
+void describe(CLI::App& app, RunOptions& o) {
+  llama::describe(app, o);
+  app.add_option("--layers", o.model.layers, "Layers");
+  app.add_option("--width", o.model.hidden, "Width of the residual stream");
+  app.add_option("--heads", o.model.heads, "Attention heads");
+  app.add_option("--vocabulary", o.model.vocabulary, "Tokens that there are");
+  app.add_option_function<std::string>(
+         "--dtype", [&o](const std::string& word) { o.model.dtype = word == "fp32" ? DType::fp32 : DType::bf16; },
+         "Format of parameters and activations")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_flag("!--untied", o.model.tied, "Give the head its own weight instead of the embedding's");
+  app.add_option("--most-repeats", o.training.schedule.most_repeats,
+                 "Share of steps that may make updates again: see Schedule::most_repeats")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_flag("--wait-for-updates", o.waits_for_updates, "Wait for the updates of a step before the next one begins");
+  app.add_flag("--forecast", o.forecasts, "Measure this machine first, and forecast the time of a step (CPUs)");
+  app.add_flag("--hash", o.hashes_parameters, "Write a hash of the final parameters, after the steps");
+}
 
 DriveWork drive_work_of(const CompiledPlan& plan) {
   DriveWork work;

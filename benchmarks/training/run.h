@@ -1,11 +1,23 @@
 // The training of a rank from its first step to its last.
 #pragma once
 
-#include <functional>
+#include <CLI/CLI.hpp>
 
-#include "benchmarks/training/options.h"
+#include "benchmarks/harness/measure.h"
+#include "examples/llama/run.h"
 
 namespace ballast::benchmarks {
+
+struct RunOptions : llama::TrainerOptions {
+  RunOptions() { model = {.vocabulary = 256, .hidden = 768, .layers = 8, .heads = 12, .tied = true}; }
+
+  bool forecasts = false;
+  bool waits_for_updates = false;  // false: updates overlap the next forward pass
+  bool hashes_parameters = false;  // reads all parameters at the end
+  ResidentMemory before{};         // the resident memory when the program began
+};
+
+void describe(CLI::App& app, RunOptions& options);
 
 // The work of one rank on drives in a step that follows the program.
 struct DriveWork {

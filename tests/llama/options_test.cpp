@@ -1,7 +1,7 @@
 // Tests of the command line: how it is read, and what is refused.
-#include "benchmarks/training/options.h"
-
 #include <catch2/catch.hpp>
+
+#include "benchmarks/training/run.h"
 
 using namespace ballast;
 using namespace ballast::benchmarks;

@@ -30,12 +30,14 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
 }
 
 inline benchmarks::RunOptions tiny_run() {
-  return {.model = {.vocabulary = 256, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .tied = true},
-          .batch = {.sequences = 2, .context = 16, .chunk = 12},
-          .steps = 3,
-          .lr = 0.01,
-          .training = {.tile_elements = 4096},
-          .hashes_parameters = true};
+  benchmarks::RunOptions run;
+  run.model = {.vocabulary = 256, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .tied = true};
+  run.batch = {.sequences = 2, .context = 16, .chunk = 12};
+  run.steps = 3;
+  run.rule.lr = 0.01;
+  run.training.tile_elements = 4096;
+  run.hashes_parameters = true;
+  return run;
 }
 
 inline Outcome outcome_of(const benchmarks::RunOptions& options, Communicator& world, llama::Maths& maths) {
