@@ -428,15 +428,29 @@ TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this m
 
 namespace {
 
-// A step of an 8B Llama on one GPU: compact state on the host, gradients in bf16 and parameters on the device. Forward takes a third of
-// the seconds of its arithmetic.
-Simulation step_of_8b(const Machine& machine, double arithmetic, bool has_visitors) {
+Placement with_state_on_host() {
+  Placement placement = placement_of_stage(2, 1);
+  placement.state = Tier::host;
+  return placement;
+}
+
+// Everything on the host but this part of the parameters.
+Placement with_parameters_on_device(double part) {
+  Placement placement = placement_of_stage(3, 1);
+  placement.parameters = {part, 1 - part, 0};
+  placement.gradients = placement.state = Tier::host;
+  return placement;
+}
+
+// A step of an 8B Llama on one GPU, with compact state, gradients in bf16, and by default parameters and gradients on the device.
+// Forward takes a third of the seconds of its arithmetic.
+Simulation step_of_8b(const Machine& machine, double arithmetic, bool has_visitors,
+                      const Placement& placement = with_state_on_host()) {
   const Model model = llama(llama_8b);
-  PlanOptions options{.placement = placement_of_stage(2, 1),
+  PlanOptions options{.placement = placement,
                       .format = StateFormat::compact,
                       .gradient_format = GradientFormat::bf16,
                       .names = optim::AdamW::state};
-  options.placement.state = Tier::host;
   if (has_visitors) options.rates = {machine.upload, machine.download, machine.host_memory};
   const CompiledPlan plan(model, options);
   double elements = 0;
@@ -487,4 +501,15 @@ TEST_CASE("a step is a third faster if a GPU updates tiles whose state is on the
   CHECK(step_of_8b(desktop, 1.54, true).seconds < 2.1);
   CHECK(step_of_8b(server, 0.82, false).seconds == Approx(1.65).epsilon(0.03));
   CHECK(step_of_8b(server, 0.82, true).seconds < 1.05);
+}
+
+TEST_CASE("copies and updates together move no more bytes of the host's memory than its rate") {
+  const Machine machine = machine_of(60e9, 60e9, 1e15);
+  for (const double part : {0.3, 0.5, 0.7}) {
+    const Simulation step = step_of_8b(machine, 0, true, with_parameters_on_device(part));
+    double bytes = 0;
+    for (const Lane lane : {Lane::host, Lane::upload, Lane::download})
+      bytes += static_cast<double>(step.bytes[at(lane)]);
+    CHECK(step.seconds == Approx(bytes / machine.host_memory).epsilon(0.002));
+  }
 }

@@ -39,18 +39,25 @@ class HostMemory {
     return end;
   }
 
-  // Returns the end of an operation of the processor, which needs all of the memory for a part of its seconds.
+  // Returns the end of an operation of the processor, which needs all of the memory for a part of its seconds. Where copies leave it
+  // less, it takes longer, and meets more of them.
   double work(double begin, double seconds, double needed) {
-    double taken = std::exchange(owed_, 0.0);
-    const double end = begin + seconds;
-    for (const std::vector<Use>& lane : copies_)
-      taken += amount(lane, begin, end, [](const Use& copy) { return copy.part; });
-    const double left = seconds - needed - taken;
-    if (seconds > 0) works_.push_back({begin, end + std::max(0.0, -left), std::max(0.0, left) / seconds});
-    return end + std::max(0.0, -left);
+    needed += std::exchange(owed_, 0.0);
+    double end = begin + seconds;
+    double left = 0;  // of the memory, in seconds
+    do {
+      end = std::max(end, end - left);
+      left = end - begin - needed;
+      for (const std::vector<Use>& lane : copies_)
+        left -= amount(lane, begin, end, [](const Use& copy) { return copy.part; });
+    } while (left < -shortest);
+    if (seconds > 0) works_.push_back({begin, end, std::max(0.0, left) / (end - begin)});
+    return end;
   }
 
  private:
+  static constexpr double shortest = 1e-9;  // seconds
+
   struct Use {
     double begin;
     double end;
