@@ -97,3 +97,22 @@ TEST_CASE("tier fractions hold to within one tile, and state is on no faster tie
       CHECK(tier >= unit.parameters);
   }
 }
+
+TEST_CASE("a device alone keeps what the first units need, and ranks or drives have a part of each stretch of units") {
+  const Layout layout = make_layout(plain_model(10, 100'000), 1, 1024);
+  Placement placement{.full_parameters = false};
+  placement.parameters = placement.gradients = {0.5, 0.5, 0};
+  placement.state = {0.25, 0.75, 0};
+  const auto tiers = [&] {
+    std::string all;
+    for (const UnitResidence& unit : reside(placement, layout)) {
+      const auto on_device = std::ranges::count(unit.state, Tier::device);
+      CHECK((on_device == 0 || unit.gradients == Tier::device));
+      all += on_device > 0 ? 's' : unit.parameters == Tier::device ? 'p' : '-';
+    }
+    return all;
+  };
+  CHECK(tiers() == "ssspp-----");
+  placement.state = {0.25, 0.5, 0.25};
+  CHECK(tiers() == "s-s-s-s-s-");
+}

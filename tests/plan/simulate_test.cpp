@@ -513,3 +513,15 @@ TEST_CASE("copies and updates together move no more bytes of the host's memory t
     CHECK(step.seconds == Approx(bytes / machine.host_memory).epsilon(0.002));
   }
 }
+
+TEST_CASE("the host updates units that are there while the device updates the others") {
+  const Machine desktop = machine_of(25e9, 60e9, 0.85e12);
+  const auto seconds = [&](double part) {
+    return step_of_8b(desktop, 1.54, true, with_parameters_on_device(part)).seconds;
+  };
+  const double all_there = seconds(1);
+  CHECK(all_there == Approx(2.44).epsilon(0.01));
+  CHECK(seconds(0.7) < 1.01 * all_there);  // in 3.7 GiB less of the device
+  CHECK(seconds(0.5) < 1.06 * all_there);
+  CHECK(seconds(0) > 1.2 * all_there);
+}

@@ -8,9 +8,26 @@
 
 namespace ballast {
 
+// How many elements the host updates in its own memory alone, for each one whose parameter the device keeps and whose state the
+// host does. The device would copy all that their update reads and writes, and save the host's memory nothing. Where state is on
+// drives, these take the time.
+inline double others_of_visitors(const CompileInput& input, const std::vector<UnitResidence>& residence) {
+  double stay = 0;
+  double may_visit = 0;
+  if (input.placement.state.nvme > 0.0) return 0;
+  for (std::size_t unit = 0; unit < residence.size(); ++unit) {
+    const UnitResidence& at = residence[unit];
+    const auto tiles = static_cast<double>(std::ranges::count(at.state, Tier::host));
+    const double elements = tiles * static_cast<double>(input.layout.units[unit].tile_elements);
+    if (at.parameters == Tier::device) may_visit += elements;
+    if (at.parameters == Tier::host && at.gradients == Tier::host) stay += elements;
+  }
+  return may_visit > 0 ? stay / may_visit : 0;
+}
+
 // How many of a unit's tiles on the host the device updates: so many that the links, and the host's memory, through which each
-// byte of a link passes too, are done earliest.
-inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& at, std::size_t unit) {
+// byte of a link passes too, are done earliest, with the updates and copies of `others` (see above) that each tile's part has.
+inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& at, std::size_t unit, double others) {
   const TransferRates& rates = input.rates;
   if (input.host_is_device || rates.host_memory == 0) return 0;
   const auto elements = static_cast<double>(input.layout.units[unit].tile_elements);
@@ -26,11 +43,14 @@ inline std::size_t visitors_of(const CompileInput& input, const UnitResidence& a
   const double down = has_gradients ? gradient : 0;
   const double update = gradient + 2 * parameter + 2 * state;
   const auto tiles = static_cast<std::size_t>(std::ranges::count(at.state, Tier::host));
+  const double other = has_parameters ? others * static_cast<double>(tiles) : 0;
   const auto seconds = [&](std::size_t visitors) {
     const auto there = static_cast<double>(visitors);
     const auto here = static_cast<double>(tiles - visitors);
-    return std::max({(there * arrives + here * up) / rates.upload, (there * leaves + here * down) / rates.download,
-                     (there * (arrives + leaves) + here * (up + down + update)) / rates.host_memory});
+    return std::max({(there * arrives + here * up + other * parameter) / rates.upload,
+                     (there * leaves + here * down) / rates.download,
+                     (there * (arrives + leaves) + here * (up + down + update) + other * (parameter + update)) /
+                         rates.host_memory});
   };
   std::size_t best = 0;
   for (std::size_t visitors = 1; visitors <= tiles; ++visitors) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <bit>
 #include <iterator>
+#include <optional>
 
 #include "kernels/runtime/sizes.h"
 #include "kernels/state_math.h"
@@ -85,24 +86,28 @@ void join_on_device(UnitLayout& unit, const std::vector<Tier>& state) {
   if (others.empty()) unit.tile_elements = 0;
 }
 
-// Deals things out in the proportions of a spread. Each goes to the tier that lacks most.
+// Deals things out in the proportions of a spread. Each goes to the tier that lacks most; with the weight of `all` of them, the first
+// ones go to the nearest tier.
 class Dealer {
  public:
-  explicit Dealer(const Spread& spread) : fractions_(spread.fractions()) {}
+  explicit Dealer(const Spread& spread, std::optional<double> all = {}) : fractions_(spread.fractions()), all_(all) {}
 
   Tier deal(double weight) {
     total_ += weight;
     std::array<double, tier_count> missing{};
     for (std::size_t tier = 0; tier < tier_count; ++tier) {
-      missing[tier] = fractions_[tier] * total_ - dealt_[tier];
+      missing[tier] = fractions_[tier] * all_.value_or(total_) - dealt_[tier];
     }
-    const auto most = static_cast<std::size_t>(std::ranges::max_element(missing) - missing.begin());
-    dealt_[most] += weight;
-    return static_cast<Tier>(most);
+    auto to = std::ranges::max_element(missing);
+    if (all_) to = std::min(to, std::ranges::find_if(missing, [&](double lacks) { return lacks >= weight / 2; }));
+    const auto tier = static_cast<std::size_t>(to - missing.begin());
+    dealt_[tier] += weight;
+    return static_cast<Tier>(tier);
   }
 
  private:
   std::array<double, tier_count> fractions_;
+  std::optional<double> all_;
   std::array<double, tier_count> dealt_{};
   double total_ = 0.0;
 };
@@ -164,9 +169,20 @@ Layout lay_out(const Model& model, const Placement& placement, std::size_t tile_
 }
 
 std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout) {
-  Dealer parameters(placement.parameters);
-  Dealer gradients(placement.gradients);
-  Dealer state(placement.state);
+  // A device alone keeps what the first units of a step need: they wait for no copy, and those of the last ones come when the others
+  // are updated. Drives read and write all the time.
+  std::optional<double> elements;
+  std::optional<double> trained;
+  if (placement.ranks() == 1 && placement.parameters.nvme + placement.state.nvme == 0.0) {
+    elements = trained = 0.0;
+    for (const UnitLayout& unit : layout.units) {
+      *elements += static_cast<double>(unit.elements());
+      *trained += static_cast<double>(unit.trained.shard);
+    }
+  }
+  Dealer parameters(placement.parameters, elements);
+  Dealer gradients(placement.gradients, trained);
+  Dealer state(placement.state, trained);
   std::vector<UnitResidence> units;
   for (const UnitLayout& unit : layout.units) {
     UnitResidence& at = units.emplace_back();

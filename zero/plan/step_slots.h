@@ -154,7 +154,7 @@ class StepSlots {
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
       add_unit(unit, uses);
-      visitors_.push_back(visitors_of(input, residence_[unit], unit));
+      visitors_.push_back(visitors_of(input, residence_[unit], unit, others_of_visitors(input, residence_)));
       add_tiles(unit);
     }
     if (input.needs_matrices()) matrices_ = home_matrices(input.model, input.layout);
