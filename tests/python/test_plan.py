@@ -149,6 +149,23 @@ def test_less_memory_never_makes_a_step_faster():
         seconds = plan.seconds
 
 
+def test_more_memory_of_cards_without_nvlink_makes_no_step_slower():
+    """Their links are slower than the host's memory, in which parameters are better kept than on the other card."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 16384, "num_hidden_layers": 32, "vocab_size": 1000}
+    model = {"model_type": "llama", "num_attention_heads": 64, **sizes}
+    machine = {"gpu": "rtx4090", "gpus_per_machine": 2, "host_memory": "36GiB", "drive_space": "384GiB"}
+    options = {"ranks": 2, "stage": 3, "lora": 1, "wire": {"reduce": "int8"}, "tokens": 1024, "sequence": 256}
+    seconds = [ballast.plan(model, headroom=part, **machine, **options).seconds for part in (0.02, 0.05, 0.1, 0.2)]
+    assert max(seconds) < 1.02 * min(seconds) < 2.7
+
+
+def test_a_card_of_24_gib_keeps_parameters_before_it_keeps_state():
+    sizes = {"gpu": "rtx4090", "tokens": 4096, "host_memory": "64GiB", "loss_chunk": 512, "compiled": True}
+    plan = ballast.plan("llama-8b", state_format="compact", gradient_format="bf16", **sizes)
+    assert plan.seconds < 2.8
+    assert plan.placement["parameters"]["device"] > 0.5 > plan.placement["state"]["device"]
+
+
 def test_state_is_placed_on_the_requested_tier():
     for tier in ("host", "nvme"):
         plan = ballast.plan("llama-8b", ranks=4, stage=3, offload=tier, **MACHINE)
@@ -217,9 +234,9 @@ def test_a_part_of_the_host_is_left_to_the_system(ranks, host, left):
 
 def test_the_host_is_not_filled():
     # State is divided, so the host has all that it may have.
-    plan = ballast.plan("llama-8b", gpu="h100", host_memory="72GiB", headroom=0)
+    plan = ballast.plan("llama-8b", gpu="h100", host_memory="68GiB", headroom=0)
     used = plan.bytes_in("host") - plan.memory["host"]["reserved (system, torch)"]
-    assert 60 * GIB < used <= 72 * GIB - (4 + 2 + 72 / 64) * GIB
+    assert 59 * GIB < used <= 68 * GIB - (4 + 2 + 68 / 64) * GIB
     assert not ballast.plan(SMALL, gpu="h100", host_memory="1GiB").memory["host"]
 
 

@@ -111,6 +111,8 @@ class Search {
       consider(placement);
       consider_nearer_state(placement);
       consider_sums_on_device(placement);
+      if (placement.parameters.host + placement.gradients.host + placement.state.host == 3.0)
+        consider_parameters_on_device(placement);
     }
     ChoiceInput without_drives = input_;
     without_drives.machine.bytes[index(Tier::nvme)] = 0;
@@ -136,17 +138,17 @@ class Search {
     return fit;
   }
 
-  std::optional<Placement> nearer(const Placement& placement, Tier near) const {
-    return is_a_choice(near, input_.machine) ? with_nearer(&Placement::state, input_, placement, near) : std::nullopt;
+  std::optional<Placement> nearer(Spread Placement::*what, const Placement& placement, Tier near) const {
+    return is_a_choice(near, input_.machine) ? with_nearer(what, input_, placement, near) : std::nullopt;
   }
 
   // Moves state from drives to the host. The device needs memory to update it in, and holds less of the state if that does not fit.
   void consider_state_on_host(const Placement& far) {
-    const auto on_host = nearer(far, Tier::host);
+    const auto on_host = nearer(&Placement::state, far, Tier::host);
     if (!on_host || consider(*on_host)) return;
     Placement less_on_device = *on_host;
     less_on_device.state = {0.0, on_host->state.host, 1.0 - on_host->state.host};
-    if (const auto on_both = nearer(less_on_device, Tier::device)) consider(*on_both);
+    if (const auto on_both = nearer(&Placement::state, less_on_device, Tier::device)) consider(*on_both);
   }
 
   // Also of a placement that does not fit: two tiers together may hold what neither of them holds alone.
@@ -154,7 +156,7 @@ class Search {
     const bool from_drives = far.state.nvme > 0.0;
     // Gradients of units with state on the device are there too, so placements with gradients on the host yield nothing new.
     if (far.parameters.device > 0.0 && far.gradients.device > 0.0 && far.state.device == 0.0) {
-      if (const auto on_device = nearer(far, Tier::device)) {
+      if (const auto on_device = nearer(&Placement::state, far, Tier::device)) {
         consider(*on_device);
         if (from_drives) consider_state_on_host(*on_device);
       }
@@ -162,10 +164,33 @@ class Search {
     if (from_drives) consider_state_on_host(far);
   }
 
+  // Parameters take the device's memory first: the device then copies least for an update. With some of them on the host, its
+  // processor updates those while the links are busy, and gradients and state have room on the device.
+  void consider_parameters_on_device(const Placement& on_host) {
+    const auto near = nearer(&Placement::parameters, on_host, Tier::device);
+    if (!near) return;
+    Placement placement = on_host;
+    const double most = near->parameters.device;
+    const double least = 1.0 - greatest_part(finest_of_units, [&](double part) {
+                           placement.parameters = {1.0 - part, part, 0.0};
+                           return fullness(input_, placement, Tier::host, Tier::nvme);
+                         });
+    for (const double part : {1.0, 0.75, 0.5, 0.25, 0.0}) {
+      const std::optional<Choice> before = best_;
+      const double on_device = round_fraction(least + part * (most - least));
+      placement.parameters = {on_device, 1.0 - on_device, 0.0};
+      if (!consider(placement)) return;
+      for (const auto what : {&Placement::gradients, &Placement::state}) {
+        if (const auto nearest = nearer(what, placement, Tier::device)) consider(*nearest);
+      }
+      if (part < 1.0 && before->placement == best_->placement) return;
+    }
+  }
+
   // Sums of several micro-steps on the device pass to the host once a step.
   void consider_sums_on_device(const Placement& on_host) {
     if (input_.micro_steps == 1 || on_host.gradients.host == 0.0 || input_.machine.one_pool) return;
-    if (const auto nearer = with_nearer(&Placement::gradients, input_, on_host, Tier::device)) consider(*nearer);
+    if (const auto near = nearer(&Placement::gradients, on_host, Tier::device)) consider(*near);
   }
 
   void consider_full_tiers(const ChoiceInput& input) {
