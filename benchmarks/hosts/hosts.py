@@ -8,7 +8,6 @@ those bytes. All should reach DDP's losses: the suite fails if Ballast does not.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +16,7 @@ import collectives_between
 import losses
 import suite
 from network import Network, require_root, run_isolated, run_ranks
-from peers_training import TOLERANCES, Run, largest_difference, summary, times_faster
+from peers_training import TOLERANCES, Run, largest_difference, summary
 from systems import ALONE, DDP
 from trainings import CASES, Case, with_references
 
@@ -48,31 +47,6 @@ def records(case: Case, runs: Runs) -> list[dict]:
         {**line, "case": f"{case.name}, vs. limit", "against": "limit", **suite.comparison(ours, limits, in_tokens)},
         {**line, "case": f"{case.name}, sent", "unit": "MB", "against": "needed", **sent},
     ]
-
-
-def row(case: Case, runs: Runs) -> str:
-    """Return a row of the table."""
-    median = lambda values: statistics.median(list(values))
-    seconds = median(run.seconds for run in runs[case])
-    text = f"{case.system.name:<24}{case.workload.tokens / seconds:>8.0f}"
-    if case.system.name == ALONE:
-        return text
-    vs_ddp = times_faster(runs[case], runs[case.of(DDP)])
-    limit = max(median(run.seconds for run in runs[case.of(ALONE)]), case.link_seconds)
-    sent = median(run.sent_bytes for run in runs[case])
-    busy = sent / case.site.link.bytes_per_second / seconds
-    return text + f"{vs_ddp:>8.2f}{limit / seconds:>10.2f}{sent / 1e6:>9.1f}{case.needed_bytes / 1e6:>9.1f}{busy:>7.2f}"
-
-
-def table(cases: list[Case], runs: Runs) -> str:
-    text = "\nvs. limit: relative to the longer of the model's arithmetic alone and the link's time for the needed bytes\n"
-    text += "sent, needed: MB of the busiest link in a step; busy: the part of the link's rate that was used\n"
-    for place in dict.fromkeys((case.site, case.workload) for case in cases):
-        site, workload = place
-        text += f"\n{site.hosts} hosts x {site.ranks} ranks, {site.link.name}; {workload.title}\n"
-        text += f"{'':<24}{'tok/s':>8}{'vs. DDP':>8}{'vs. limit':>10}{'sent':>9}{'needed':>9}{'busy':>7}\n"
-        text += "".join(f"{row(case, runs)}\n" for case in cases if case[:2] == place)
-    return text
 
 
 def tolerance_of(case: Case) -> float:
@@ -125,7 +99,6 @@ def compare(options: argparse.Namespace) -> None:
     runs = measure(cases, options.rounds)
     for case in cases:
         suite.emit(records(case, runs))
-    print(table(cases, runs), file=sys.stderr)
     others = with_other_losses(cases, runs)
     for case in others:
         print(f"{case.name}: its losses differ from DDP's", file=sys.stderr)

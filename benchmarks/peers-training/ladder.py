@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import suite
+from control_group import ControlGroup
 from systems import DDP, FSDP, System, Workload, peer
 
 TOKENS, STEPS = 128, 2  # of a step; of a training
@@ -109,32 +109,15 @@ CASES = [Case(system, model) for system in SYSTEMS for model in MODELS]
 # --- One training ---
 
 
-class MemoryLimit:
-    """A control group, of version 1 or 2, whose processes together get so many bytes of memory and swap."""
+def limit_memory(group: ControlGroup, byte_count: int) -> None:
+    """Let its processes together have so many bytes of memory and swap."""
+    first = {"memory.limit_in_bytes": byte_count, "memory.memsw.limit_in_bytes": byte_count}
+    group.limit(first, {"memory.max": byte_count, "memory.swap.max": 0})
 
-    def __init__(self, byte_count: int, root: Path = Path("/sys/fs/cgroup")):
-        is_first = (root / "memory").is_dir()
-        self._folder = (root / "memory" if is_first else root) / f"ballast-ladder-{os.getpid()}"
-        both = {"memory.limit_in_bytes": byte_count, "memory.memsw.limit_in_bytes": byte_count}
-        self._limits = both if is_first else {"memory.max": byte_count, "memory.swap.max": 0}
-        self._events = self._folder / ("memory.oom_control" if is_first else "memory.events")
 
-    def __enter__(self) -> MemoryLimit:
-        self._folder.mkdir()
-        for name, value in self._limits.items():
-            (self._folder / name).write_text(str(value))
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._folder.rmdir()
-
-    def enter(self) -> None:
-        """Move this process into the group."""
-        (self._folder / "cgroup.procs").write_text("0")
-
-    @property
-    def kills(self) -> int:
-        return next(int(line.split()[1]) for line in self._events.read_text().splitlines() if line.startswith("oom_kill "))
+def kills_in(group: ControlGroup) -> int:
+    events = group.folder / ("memory.oom_control" if group.is_first else "memory.events")
+    return next(int(line.split()[1]) for line in events.read_text().splitlines() if line.startswith("oom_kill "))
 
 
 class Outcome(NamedTuple):
@@ -149,11 +132,13 @@ def attempt(case: Case, program: str, directory: Path, memory: int) -> Outcome:
     if case.drive_bytes > free:
         needed = f"it needs {case.drive_bytes / 1e9:.0f} GB of the drive, which has {free / 1e9:.0f}"
         return Outcome(ended=f"{NOT_TRIED}: {needed}")
-    with tempfile.TemporaryDirectory(prefix="ballast-ladder-", dir=directory) as name, MemoryLimit(memory) as limit:
+    limited = ControlGroup("ladder", "memory", "memory")
+    with tempfile.TemporaryDirectory(prefix="ballast-ladder-", dir=directory) as name, limited:
         folder = Path(name)
+        limit_memory(limited, memory)
         (folder / "config.json").write_text(json.dumps(case.model.config))
         log = folder / "log"
-        own = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True, "preexec_fn": limit.enter}
+        own = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True, "preexec_fn": limited.enter}
         [process] = suite.start_ranks(1, lambda rank: case.command(program, folder), lambda rank: own)
         timer = threading.Timer(TIME_LIMIT, process.kill)
         timer.start()
@@ -165,7 +150,7 @@ def attempt(case: Case, program: str, directory: Path, memory: int) -> Outcome:
             steps = [later - when for when, later in zip(ended, ended[1:])]
             return Outcome(statistics.fmean(steps), peak)
         phase = said[-1][1] if said else "starting"
-        if limit.kills:
+        if kills_in(limited):
             return Outcome(ended=f"{KILLED} while {phase}")
         print(log.read_text()[-4000:], file=sys.stderr)
         return Outcome(ended=f"{FAILED} while {phase}, with code {process.returncode}")
@@ -230,11 +215,6 @@ def climb(cases: list[Case], attempt: Callable[[Case], Outcome]) -> Iterator[tup
         yield case, outcome
 
 
-def row(case: Case, outcome: Outcome) -> str:
-    trained = f"{outcome.seconds:>8.1f} s{outcome.peak_bytes / GIBIBYTE:>8.2f} GiB"
-    return f"{case.system.name:<48}{case.model.name:>6}{case.model.parameters / 1e9:>7.2f}B  {outcome.ended or trained}"
-
-
 def records(case: Case, outcome: Outcome, memory: int) -> list[dict]:
     """Return a line of the seconds and a line of the peak; of what did not train, one with the limit and the reason."""
     line = {"suite": "ladder", "against": "", "ratio": None}
@@ -258,7 +238,6 @@ def main() -> None:
         parser.error("cannot limit memory: control groups need root")
     memory = int(options.memory * GIBIBYTE)
     for case, outcome in climb(options.cases, lambda case: attempt(case, options.program, options.directory, memory)):
-        print(row(case, outcome), file=sys.stderr, flush=True)
         suite.emit(records(case, outcome, memory))
 
 

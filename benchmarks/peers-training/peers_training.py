@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from systems import ADAMW, ALONE, CASES, DDP, LEGEND, MUON, Case, with_their_opponents
+from systems import ADAMW, ALONE, CASES, DDP, MUON, Case, with_their_opponents
 
 OURS = "Ballast"
 RANK = Path(__file__).with_name("trainers.py")
@@ -122,7 +122,7 @@ def details(case: Case, runs: Runs) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; net: without the memory of importing torch\n"
+    text = "\nMiB: resident at the peak, of the largest rank; net: without the memory of importing torch\n"
     text += f"vs. limit: relative to {ALONE}; vs. DDP: relative to DDP\n"
     text += f"loss: of the last step; diff: the largest difference of a step's loss from {DDP}'s\n"
     for model in dict.fromkeys(row["model"] for row in rows):

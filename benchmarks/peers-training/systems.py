@@ -225,19 +225,3 @@ def with_their_opponents(chosen: list[Case]) -> list[Case]:
     compared = {each for case in chosen for each in (case, *case.opponents)}
     wanted = {each for case in compared for each in (case, case.limit, case.reference)}
     return [case for case in CASES if case in wanted]
-
-LEGEND = """\
-All train the same model on the same text, from the same parameters, with AdamW; one core and OMP_NUM_THREADS=1 for each rank.
-the model alone          forward and backward on every rank, without optimizer and communication: the limit
-the model and its update the same, and torch's fused AdamW on a rank's share of fp32 values, without any communication
-DDP                      gradient_as_bucket_view=True; no_sync() while accumulating; AdamW(fused=True)
-ZeroRedundancyOptimizer  around DDP as above; parameters_as_bucket_view=True, AdamW(fused=True)
-FSDP2                    fully_shard() of each block, then of the model; gradients are reduced once a step; AdamW(fused=True)
-DeepSpeed                its CPU Adam with fp32 master; bf16; contiguous_gradients, overlap_comm; buckets as Transformers
-                         sets them; on the drive: pipelined reads and writes, aio of 1 MiB blocks, depth 32
-Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments; "compact state" is
-                         state_format="compact": moments in a byte each, and a master of 8 bits more than the parameter;
-                         "4-bit state" is state_format="4bit": moments in half a byte each, and the same master;
-                         "gradients in bf16" is gradient_format="bf16", where gradients are else kept in fp32
-torch's AdamW keeps moments in bf16, and no master, where parameters are bf16.
-"""

@@ -15,41 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import suite
+from control_group import ControlGroup
 
 RANKS = 4
 UNITS, MILLION_ELEMENTS = 8, 16  # 1.5 GiB of state, read and written in each step
 IMAGE_BYTES = 6 << 30
 CASES = {"one limit": "none", "queues": "bfq"}  # with the scheduler of the device
-
-
-class Groups:
-    """Control groups for ranks. They end with the context, when all ranks have ended."""
-
-    def __init__(self, root: Path = Path("/sys/fs/cgroup")):
-        self.is_first = (root / "blkio").is_dir()
-        self._root = root / "blkio" if self.is_first else root
-        self._made: list[Path] = []
-
-    def __enter__(self) -> "Groups":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for folder in self._made:
-            folder.rmdir()
-
-    def make(self, name: str) -> Path:
-        if not self.is_first:
-            (self._root / "cgroup.subtree_control").write_text("+io")
-        self._made.append(self._root / f"ballast-{name}-{os.getpid()}")
-        self._made[-1].mkdir()
-        return self._made[-1]
-
-    def limit(self, folder: Path, device: str, bytes_per_second: int) -> None:
-        if self.is_first:
-            for kind in ("read", "write"):
-                (folder / f"blkio.throttle.{kind}_bps_device").write_text(f"{device} {bytes_per_second}")
-        else:
-            (folder / "io.max").write_text(f"{device} rbps={bytes_per_second} wbps={bytes_per_second}")
 
 
 @contextlib.contextmanager
@@ -78,19 +49,16 @@ def loop_device(directory: Path, scheduler: str) -> Iterator[tuple[str, Path]]:
 
 def measure(program: str, case: str, directory: Path, steps: int, limit: int) -> dict[bool, list[tuple[float, float]]]:
     """Return the seconds of the first and the last rank in each step, by whether ranks took turns."""
-    with Groups() as groups, loop_device(directory, CASES[case]) as (device, mounted):
-        if case == "queues":
-            alone, rest = groups.make("alone"), groups.make("rest")
-        else:
-            alone = rest = groups.make("all")
-            groups.limit(rest, device, limit)
+    alone, rest = (ControlGroup(name, "blkio", "io") for name in ("alone", "rest"))
+    with alone, rest, loop_device(directory, CASES[case]) as (device, mounted):
+        if case == "one limit":
+            alone = rest
+            first = {f"blkio.throttle.{kind}_bps_device": f"{device} {limit}" for kind in ("read", "write")}
+            rest.limit(first, {"io.max": f"{device} rbps={limit} wbps={limit}"})
         command = [program, str(steps), "--share", str(mounted), str(UNITS), str(MILLION_ELEMENTS)]
-
-        def enter(rank: int) -> Callable[[], object]:
-            return lambda: (rest if rank > 0 else alone).joinpath("cgroup.procs").write_text("0")
-
         pipe = {"stdout": subprocess.PIPE, "text": True}
-        ranks = suite.start_ranks(RANKS, lambda rank: command, lambda rank: {**pipe, "preexec_fn": enter(rank)})
+        own = lambda rank: {**pipe, "preexec_fn": (rest if rank > 0 else alone).enter}
+        ranks = suite.start_ranks(RANKS, lambda rank: command, own)
         said = [rank.communicate()[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             raise SystemExit("shared-drive: a rank failed")

@@ -23,27 +23,17 @@ class Work(NamedTuple):
         return self.read_bytes + self.written_bytes
 
 
-class Floor(NamedTuple):
-    """The shortest time of a step."""
-
-    drive_seconds: float
-    without_drive_seconds: float
-    overlappable_seconds: float  # the part of a step without a drive that can overlap with the drive
-
-    @property
-    def overlapped_seconds(self) -> float:
-        """The shortest time if everything could overlap."""
-        return max(self.drive_seconds, self.without_drive_seconds)
-
-    @property
-    def seconds(self) -> float:
-        """The shortest time in the order that updates need."""
-        return self.without_drive_seconds - self.overlappable_seconds + max(self.drive_seconds, self.overlappable_seconds)
-
-
-def floor(work: Work, ranks: int, bytes_per_second: float, without_drive_seconds: float, overlappable_share: float) -> Floor:
-    drive_seconds = ranks * work.bytes / bytes_per_second
-    return Floor(drive_seconds, without_drive_seconds, overlappable_share * without_drive_seconds)
+def floor(work: Work, ranks: int, bytes_per_second: float, without_drive: float, overlappable_share: float) -> dict[str, float]:
+    """Return the shortest time of a step in the order that updates need, the shortest if everything could overlap, and what
+    both follow from. The share is the part of a step without a drive that can overlap with the drive."""
+    on_drive, overlappable = ranks * work.bytes / bytes_per_second, overlappable_share * without_drive
+    return {
+        "drive_seconds": on_drive,
+        "without_drive_seconds": without_drive,
+        "overlappable_seconds": overlappable,
+        "overlapped_seconds": max(on_drive, without_drive),
+        "floor_seconds": without_drive - overlappable + max(on_drive, overlappable),
+    }
 
 
 def measure(work: Work, ranks: int, directory: Path) -> float:

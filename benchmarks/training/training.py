@@ -212,15 +212,13 @@ def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
         drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.overlaps_with, other))
         for run, other in zip(ours, runs[against.name], strict=True)
     ]
-    seconds = ("drive_seconds", "without_drive_seconds", "overlapped_seconds", "overlappable_seconds")
     return {
         **ours[0].work._asdict(),
-        **{name: statistics.median(getattr(floor, name) for floor in floors) for name in seconds},
+        **{name: statistics.median(floor[name] for floor in floors) for name in floors[0]},
         "fio_bytes_per_second": statistics.median(run.drive_rate for run in ours),
         "without_drive": against.name,
         "overlaps_with": case.overlaps_with,
-        "floor_seconds": statistics.median(floor.seconds for floor in floors),
-        "floor_ratio": statistics.median(floor.seconds / run.seconds for floor, run in zip(floors, ours, strict=True)),
+        "floor_ratio": statistics.median(floor["floor_seconds"] / run.seconds for floor, run in zip(floors, ours, strict=True)),
     }
 
 

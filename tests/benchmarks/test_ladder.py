@@ -11,6 +11,7 @@ from pathlib import Path
 import ladder
 import pytest
 import suite
+from control_group import ControlGroup
 from python.conftest import BUILT
 
 if not BUILT or find_spec("torch") is None:
@@ -24,9 +25,6 @@ class NoLimit:
     """Stands in for a control group."""
 
     kills = 0
-
-    def __init__(self, byte_count: int) -> None:
-        self.byte_count = byte_count
 
     def __enter__(self) -> "NoLimit":
         return self
@@ -46,7 +44,9 @@ def attempt(script: str, limit: type, directory: Path, monkeypatch: pytest.Monke
     program = directory / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(stat.S_IRWXU)
-    monkeypatch.setattr(ladder, "MemoryLimit", limit)
+    monkeypatch.setattr(ladder, "ControlGroup", lambda *names: limit())
+    monkeypatch.setattr(ladder, "limit_memory", lambda group, byte_count: None)
+    monkeypatch.setattr(ladder, "kills_in", lambda group: group.kills)
     return ladder.attempt(ladder.Case(IN_CPP, TINY), str(program), directory, 1 << 30)
 
 
@@ -102,11 +102,13 @@ def test_what_the_drive_cannot_keep_is_not_tried(tmp_path, monkeypatch):
 )
 def test_a_control_group_limits_memory_and_swap(version, limits, events, tmp_path):
     (tmp_path / version).mkdir(exist_ok=True)
-    limit = ladder.MemoryLimit(4096, tmp_path).__enter__()
-    [folder] = (tmp_path / version).iterdir()
+    (tmp_path / "cgroup.subtree_control").touch()
+    group = ControlGroup("ladder", "memory", "memory", tmp_path).__enter__()
+    ladder.limit_memory(group, 4096)
+    [folder] = (tmp_path / version).glob("ballast-*")
     assert {file.name: file.read_text() for file in folder.iterdir()} == limits
     (folder / events).write_text("under_oom 0\noom_kill 2\n")
-    assert limit.kills == 2
+    assert ladder.kills_in(group) == 2
 
 
 def test_records_have_a_peak_or_a_reason():
