@@ -6,11 +6,11 @@ trainings.py CASE DIRECTORY TEXT trains one rank of an imitated host. Its first 
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import network
 from network import SITES, Site
-from systems import ALONE, DDP, FSDP, SMALL, SYSTEMS, WORKLOADS, System, Workload, deepspeed_name
+from systems import ALONE, DDP, FSDP, SMALL, SYSTEMS, WORKLOADS, System, Workload, deepspeed_name, peer
 
 HYBRID = "FSDP2, hybrid"
 WAITING = "not overlapped"
@@ -23,23 +23,31 @@ INT4 = "gradients in codes of 4 bits"
 KEPT, FREED = {"keep_gathered": True}, {"keep_gathered": False}
 SMALL_GRADIENTS = {"gather": "int8", "reduce": "int4"}
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
+
+
+def ours(stage: int, what: str, **options: Any) -> System:
+    return peer(f"Ballast stage {stage}, {what}", "Ballast", stage=stage, **options)
+
+
+# The systems that send codes, with the bytes of those crossings that are codes, for each value: a block of 128 values has 4
+# bytes more.
+BYTES_OF_INT8, BYTES_OF_INT4 = 132 / 128, 68 / 128
+ENCODED = {
+    ours(2, INT8, wire={"reduce": "int8"}): [BYTES_OF_INT8],
+    ours(3, INT8, wire="int8", **FREED): 3 * [BYTES_OF_INT8],
+    ours(2, INT4, wire={"reduce": "int4"}): [BYTES_OF_INT4],
+    ours(3, INT4, wire=SMALL_GRADIENTS, **FREED): [BYTES_OF_INT8, BYTES_OF_INT8, BYTES_OF_INT4],
+    ours(3, f"{ONCE}, {INT8}", wire="int8", **KEPT): 2 * [BYTES_OF_INT8],
+    ours(3, f"{ONCE}, {INT4}", wire=SMALL_GRADIENTS, **KEPT): [BYTES_OF_INT8, BYTES_OF_INT4],
+}
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
-    System(HYBRID, "Fsdp", {"hybrid": True}, (ALONE, DDP)),
-    *(
-        System(f"Ballast stage {stage}, {name}", "Ballast", {"stage": stage, "overlap_gathers": overlaps}, (ALONE, DDP))
-        for stage in (1, 2)
-        for name, overlaps in ((WAITING, False), (OVERLAPPED, True))
-    ),
-    System(f"Ballast stage 3, {TWICE}", "Ballast", {"stage": 3, **FREED}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {FURTHER}", "Ballast", {"stage": 3, "prefetch": 2, **FREED}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {ONCE}", "Ballast", {"stage": 3, **KEPT}, (ALONE, DDP)),
-    System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8", **FREED}, (ALONE, DDP)),
-    System(f"Ballast stage 2, {INT4}", "Ballast", {"stage": 2, "wire": {"reduce": "int4"}}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS, **FREED}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {ONCE}, {INT8}", "Ballast", {"stage": 3, "wire": "int8", **KEPT}, (ALONE, DDP)),
-    System(f"Ballast stage 3, {ONCE}, {INT4}", "Ballast", {"stage": 3, "wire": SMALL_GRADIENTS, **KEPT}, (ALONE, DDP)),
+    peer(HYBRID, "Fsdp", hybrid=True),
+    *(ours(stage, what, overlap_gathers=what == OVERLAPPED) for stage in (1, 2) for what in (WAITING, OVERLAPPED)),
+    ours(3, TWICE, **FREED),
+    ours(3, FURTHER, prefetch=2, **FREED),
+    ours(3, ONCE, **KEPT),
+    *ENCODED,
 ]
 
 # How often all parameters cross a link in a step, apart from the host's own share: a reduction, and a gather after it.
@@ -47,17 +55,6 @@ TRAINED = [
 FREEING = [FSDP, deepspeed_name(3), *(system.name for system in TRAINED if system.options.get("keep_gathered") is False)]
 CROSSINGS = {ALONE: 0, **{name: 3 for name in FREEING}}
 CROSSINGS_OTHERWISE = 2
-# The bytes of those crossings that are codes, for each value: a block of 128 values has 4 bytes more.
-BYTES_OF_INT8, BYTES_OF_INT4 = 132 / 128, 68 / 128
-ENCODED = {
-    f"Ballast stage 2, {INT8}": [BYTES_OF_INT8],
-    f"Ballast stage 3, {INT8}": 3 * [BYTES_OF_INT8],
-    f"Ballast stage 2, {INT4}": [BYTES_OF_INT4],
-    f"Ballast stage 3, {INT4}": [BYTES_OF_INT8, BYTES_OF_INT8, BYTES_OF_INT4],
-    f"Ballast stage 3, {ONCE}, {INT8}": 2 * [BYTES_OF_INT8],
-    f"Ballast stage 3, {ONCE}, {INT4}": [BYTES_OF_INT8, BYTES_OF_INT4],
-}
-
 
 SHORT = Workload("30M, fp32", SMALL._replace(context=32, steps=3), dtype="float32")  # some processors know no bf16
 
@@ -78,7 +75,7 @@ class Case(NamedTuple):
         parameters = shape.layers * (12 * shape.width**2 + 13 * shape.width) + (2 * 256 + shape.context + 2) * shape.width
         crossings = CROSSINGS.get(self.system.name, CROSSINGS_OTHERWISE)
         width = 2 if self.workload.dtype == "bfloat16" else 4
-        encoded = ENCODED.get(self.system.name, [])
+        encoded = ENCODED.get(self.system, [])
         bytes_of_value = sum(encoded) + (crossings - len(encoded)) * width
         return bytes_of_value * parameters * (self.site.hosts - 1) / self.site.hosts
 
