@@ -48,13 +48,6 @@ BALLAST_FOR_EACH_ISA void read_loop(const float* data, std::size_t count) {
 
 void memcpy_floats(float* to, const float* from, std::size_t count) { std::memcpy(to, from, count * sizeof(float)); }
 
-using CopyFloats = void (*)(float*, const float*, std::size_t);
-
-CopyFloats function_of(Copy copy) {
-  constexpr CopyFloats functions[] = {memcpy_floats, copy_loop, stream_copy};
-  return functions[static_cast<std::size_t>(copy)];
-}
-
 }  // namespace
 
 void stream_copy(float* to, const float* from, std::size_t count) {
@@ -76,10 +69,8 @@ void stream_copy(float* to, const float* from, std::size_t count) {
 #endif
 }
 
-std::string_view name(Copy copy) {
-  constexpr std::string_view names[] = {"copy (memcpy)", "copy (loop)", "copy (streaming)"};
-  return names[static_cast<std::size_t>(copy)];
-}
+const std::array<Copy, 3> all_copies{
+    {{"copy (memcpy)", memcpy_floats}, {"copy (loop)", copy_loop}, {"copy (streaming)", stream_copy}}};
 
 Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threads) {
   // A run reads and writes, so each buffer holds half of the bytes that it moves.
@@ -104,10 +95,9 @@ Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) cons
   return {.work = static_cast<double>(count * sizeof(float) * accesses) / 1e9, .run = run};
 }
 
-Subject Limits::copy(Copy copy, std::size_t bytes) const {
-  const CopyFloats function = function_of(copy);
-  return walking(bytes, 2, [this, function](std::size_t first, std::size_t count) {
-    function(data(0) + first, data(1) + first, count);
+Subject Limits::copy(const Copy& method, std::size_t bytes) const {
+  return walking(bytes, 2, [this, run = method.run](std::size_t first, std::size_t count) {
+    run(data(0) + first, data(1) + first, count);
   });
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -24,10 +25,12 @@ void for_slices(const Threads& threads, std::size_t count, std::size_t grain, co
   threads.each(slices, [&](std::size_t slice) { body(edge(slice), edge(slice + 1)); });
 }
 
-// Methods of copying. Which is the fastest depends on the processor and on the version of libc.
-enum class Copy { memcpy, loop, streaming };
-inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
-std::string_view name(Copy kind);
+// A method of copying. Which is the fastest depends on the processor and on the version of libc.
+struct Copy {
+  std::string_view name;
+  void (*run)(float* to, const float* from, std::size_t count);
+};
+extern const std::array<Copy, 3> all_copies;
 
 // Copies without fetching the lines that it overwrites, if the processor can. `to` and `from` are aligned to 16 bytes.
 void stream_copy(float* to, const float* from, std::size_t count);
@@ -38,7 +41,7 @@ class Limits {
  public:
   Limits(std::size_t most_bytes, const Threads& threads);
 
-  Subject copy(Copy kind, std::size_t bytes) const;
+  Subject copy(const Copy& method, std::size_t bytes) const;
   Subject triad(std::size_t bytes) const;  // a = b + s * c
   // a = s * a: the limit of an update in place. Every written line is also needed, whereas a copy may fetch lines only
   // to overwrite them.

@@ -34,25 +34,24 @@ void describe(CLI::App& app, Options& options) {
 // Measures and emits the limits. Returns the fastest method of copying.
 Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes, Rounds rounds) {
   std::vector<Subject> subjects;
-  std::vector<std::string_view> names;
-  for (const Copy copy : all_copies) {
-    subjects.push_back(limits.copy(copy, bytes));
-    names.push_back(name(copy));
-  }
-  subjects.push_back(limits.triad(bytes));
-  names.push_back("triad");
-  subjects.push_back(limits.scale(bytes));
-  names.push_back("scale in place");
-  subjects.push_back(limits.read(bytes));
-  names.push_back("read");
+  std::vector<std::string> names;
+  const auto add = [&](std::string_view name, Subject subject) {
+    names.emplace_back(name);
+    subjects.push_back(std::move(subject));
+  };
+  for (const Copy& copy : all_copies)
+    add(copy.name, limits.copy(copy, bytes));
+  add("triad", limits.triad(bytes));
+  add("scale in place", limits.scale(bytes));
+  add("read", limits.read(bytes));
 
   std::vector<double> medians;
   for (const Rates& rates : alternate(subjects, rounds)) {
-    emit(suite, std::string(names[medians.size()]), "GB/s", rates);
+    emit(suite, names[medians.size()], "GB/s", rates);
     medians.push_back(median(rates));
   }
-  const auto best = std::max_element(medians.begin(), medians.begin() + std::size(all_copies));
-  return all_copies[best - medians.begin()];
+  const auto best = std::max_element(medians.begin(), medians.begin() + all_copies.size());
+  return all_copies[static_cast<std::size_t>(best - medians.begin())];
 }
 
 std::string line(const Trial& trial) { return fmt::format("{}, vs. {}", trial.name, trial.against); }

@@ -39,7 +39,7 @@ TEST_CASE("the work of a limit is the bytes that it reads and writes") {
   Threads threads(2);
   constexpr std::size_t bytes = 24 << 10;
   Limits limits(bytes, threads);
-  for (const Copy kind : all_copies) {
+  for (const Copy& kind : all_copies) {
     CHECK(limits.copy(kind, bytes).work == Approx(bytes / 1e9));
     limits.copy(kind, bytes).run();
   }
@@ -52,7 +52,7 @@ TEST_CASE("the work of a limit is the bytes that it reads and writes") {
 TEST_CASE("a limit does not reach past its buffers") {
   Threads threads(1);
   Limits limits(8192, threads);
-  CHECK_THROWS_AS(limits.copy(Copy::memcpy, 8200), ballast::UsageError);
+  CHECK_THROWS_AS(limits.copy(all_copies[0], 8200), ballast::UsageError);
   CHECK_THROWS_AS(limits.triad(8200), ballast::UsageError);
   CHECK_THROWS_AS(limits.scale(8200), ballast::UsageError);
 }
