@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from ballast.torch.gpu import NO_GRAPHS
 require_framework("torchtitan")
 
 from torchtitan.components.optimizer import OptimizersContainer  # noqa: E402
-from torchtitan.distributed.activation_checkpoint import SelectiveAC  # noqa: E402
 from torchtitan.distributed.compile import apply_compile  # noqa: E402
 
 
@@ -32,10 +31,9 @@ class BallastOptimizers(OptimizersContainer):
 
     def __init__(self, config: Config, *, model_parts: list[torch.nn.Module]):
         (model,) = model_parts  # parallelize() has refused pipelines
-        if (ranks := torch.distributed.get_world_size()) > 1:
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.register_hook(partial(torch.mul, other=ranks))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(partial(torch.mul, other=torch.distributed.get_world_size()))
         super().__init__(config, model_parts=model_parts)
         self.optimizers: list[Any] = [wrap(each, model, **read_options(config.ballast)) for each in self.optimizers]
 
@@ -43,13 +41,8 @@ class BallastOptimizers(OptimizersContainer):
         return refuse("cannot save a checkpoint of torchtitan", needed="checkpoint.enable=False, and ballast.save()")
 
 
-def with_ballast(spec: Any) -> Any:
-    """Return a ModelSpec whose parameters Ballast divides: BallastOptimizers builds its optimizers."""
-    return replace(spec, parallelize_fn=parallelize)
-
-
 def parallelize(model: torch.nn.Module, *, parallel_dims: Any, training: Any, **options: Any) -> torch.nn.Module:
-    """Recompute activations and compile as torchtitan does, and leave parameters whole for `ballast.wrap()`."""
+    """Recompute activations and compile as torchtitan does, and leave parameters whole for BallastOptimizers."""
     for name in ("tp", "cp", "pp", "ep"):
         if getattr(parallel_dims, name) > 1:
             refuse(f"cannot train a model of torchtitan with Ballast and {name}", needed="data parallelism alone")
@@ -58,8 +51,6 @@ def parallelize(model: torch.nn.Module, *, parallel_dims: Any, training: Any, **
         refuse(f"cannot compute in {training.mixed_precision_param} with parameters in {training.dtype}", needed=needed)
     if training.enable_cpu_offload or not getattr(training, NO_GRAPHS):
         refuse("cannot train with enable_cpu_offload or CUDA graphs", needed=f"training.{NO_GRAPHS}, and offload=")
-    if isinstance(options["ac_config"], SelectiveAC.Config):
-        refuse("cannot train with SelectiveAC: it keeps views of parameters that are released", needed="FullAC, or None")
     if options["ac_config"] is not None:
         options["ac_config"].build(dump_folder=options["dump_folder"]).apply(model)
     if options["compile_config"].enable and "model" in options["compile_config"].components:

@@ -152,9 +152,9 @@ def train(rank: int, folder: str, how: dict[str, Any] | None, change: Callable[[
 
     config = _config(folder)
     if how is not None:
-        from ballast.integrations.torchtitan import BallastOptimizers, with_ballast
+        from ballast.integrations.torchtitan import BallastOptimizers, parallelize
 
-        config.model_spec = with_ballast(config.model_spec)
+        config.model_spec.parallelize_fn = parallelize
         config.optimizer = BallastOptimizers.Config(param_groups=config.optimizer.param_groups, ballast=how)
     change(config)
     with _with_equal_values(Llama3Model):
@@ -173,5 +173,13 @@ def train(rank: int, folder: str, how: dict[str, Any] | None, change: Callable[[
         return losses, norms, [each.detach().clone() for each in full]
 
 
+def select(config: Any) -> None:
+    """Recompute activations except for those of some operators."""
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+    config.activation_checkpoint = SelectiveAC.Config()
+
+
 def train_each(rank: int, folder: str, hows: Sequence[dict[str, Any] | None]) -> list[Any]:
-    return [train(rank, folder, how) for how in hows]
+    """Train in each way, with Ballast in stage 3 with other activation checkpointing."""
+    return [train(rank, folder, how, select if how == {"stage": 3} else id) for how in hows]
