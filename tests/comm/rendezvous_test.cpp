@@ -48,8 +48,29 @@ TEST_CASE("all ranks are welcomed when the last one has connected") {
   rig.hello(3, 1);
   CHECK(rig.rendezvous.complete());
   CHECK(rig.sent.size() == 3);
-  CHECK(rig.sent[0].second ==
-        Message{Kind::welcome, "", "0 3 100 node here 0\n1 3 101 node here 0\n2 3 102 node here 0"});
+  CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node here 0\n1 3 101 = = 0\n2 3 102 = = 0"});
+}
+
+TEST_CASE("a rank can read the names of 16,384 ranks") {
+  constexpr std::size_t ranks = 16384, on_a_host = 8;
+  const auto member = [&](std::size_t rank) {
+    const std::string host = fmt::format("node-{:04}", rank / on_a_host);
+    return Member{rank, ranks, host, 1234567, fmt::format("{:0>36}pid:[4026531836]", host), on_a_host};
+  };
+  std::string sent;
+  Rendezvous rendezvous("job", ranks, [&](std::size_t, const Message& message) { sent = to_wire(message); });
+  for (std::size_t rank = ranks; rank-- > 0;) {
+    rendezvous.take(rank, {Kind::hello, "job", to_line(member(rank))});
+  }
+  Inbox inbox;
+  inbox.add(sent);
+  std::istringstream lines(inbox.next()->value);
+  std::vector<Member> read;
+  for (std::string line; std::getline(lines, line);) {
+    read.push_back(member_from(line, read.empty() ? Member{} : read.back()));
+    REQUIRE(to_line(read.back()) == to_line(member(read.size() - 1)));
+  }
+  CHECK(read.size() == ranks);
 }
 
 TEST_CASE("a process of another job is refused, and the others continue") {

@@ -66,8 +66,8 @@ class Rendezvous {
   }
 
   bool has_left(std::size_t rank) const {
-    return std::ranges::any_of(
-        members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
+    const auto found = connections_.find(rank);
+    return found != connections_.end() && left_.contains(found->second);
   }
 
   // Names the ranks that have not connected, and the processes that were `refused` before they said who they are.
@@ -145,13 +145,14 @@ class Rendezvous {
       return;
     }
     members_.emplace(connection, member);
+    connections_.emplace(member.rank, connection);
     if (first_error_) send_(connection, *first_error_);
     if (!complete()) return;
-    std::vector<std::string> lines(size_);
-    for (const auto& [other, present] : members_) {
-      lines[present.rank] = to_line(present);
+    std::string lines = to_line(*find(0));
+    for (std::size_t rank = 1; rank < size_; ++rank) {
+      lines += "\n" + to_line(*find(rank), *find(rank - 1));
     }
-    send_to_all({.kind = Message::Kind::welcome, .value = fmt::format("{}", fmt::join(lines, "\n"))});
+    send_to_all({.kind = Message::Kind::welcome, .value = lines});
   }
 
   void leave(std::size_t connection, const Message& goodbye) {
@@ -264,8 +265,8 @@ class Rendezvous {
   }
 
   const Member* find(std::size_t rank) const {  // null: it has not connected
-    const auto found = std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; });
-    return found == members_.end() ? nullptr : &found->second;
+    const auto found = connections_.find(rank);
+    return found == connections_.end() ? nullptr : &members_.at(found->second);
   }
 
   void send_to_all(const Message& message) {
@@ -283,8 +284,9 @@ class Rendezvous {
   std::string job_;
   std::size_t size_;
   Send send_;
-  std::map<std::size_t, Member> members_;    // one for each connection
-  std::map<std::size_t, std::string> left_;  // the reason, for each connection
+  std::map<std::size_t, Member> members_;           // one for each connection
+  std::map<std::size_t, std::size_t> connections_;  // one for each rank
+  std::map<std::size_t, std::string> left_;         // the reason, for each connection
   std::vector<std::string> refused_;
   std::map<std::string, Shared> shared_;  // kept by key, until all ranks of the group have their answer
   std::map<std::size_t, std::set<std::size_t>> waited_for_;  // the key is the waiting rank

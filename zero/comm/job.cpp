@@ -80,7 +80,7 @@ std::vector<Descriptor> listen_for_ranks(const JobOptions& options, Endpoint& hu
 std::vector<Member> members_from(std::istream& stream, std::size_t size) {
   std::vector<Member> members;
   for (std::string line; std::getline(stream, line);) {
-    members.push_back(member_from(line));
+    members.push_back(member_from(line, members.empty() ? Member{} : members.back()));
     if (members.back().rank != members.size() - 1) fail_malformed();
   }
   if (members.size() != size) fail_malformed();

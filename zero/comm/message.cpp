@@ -24,7 +24,7 @@ std::string name_of_host() {
   return host[0] == '\0' ? "?" : host.data();
 }
 
-constexpr std::uint32_t magic = 0x36544C42;  // "BLT6", the number being the protocol's version
+constexpr std::uint32_t magic = 0x37544C42;  // "BLT7", the number being the protocol's version
 
 struct WireHeader {
   std::uint32_t magic;
@@ -61,16 +61,19 @@ std::string left(const Member& member, const std::string& words) {
   return fmt::format("{} left: {}", text(member), words);
 }
 
-std::string to_line(const Member& member) {
-  return fmt::format("{} {} {} {} {} {}", member.rank, member.size, member.pid, member.host, member.machine,
-                     member.ranks_per_host);
+std::string to_line(const Member& member, const Member& before) {
+  return fmt::format("{} {} {} {} {} {}", member.rank, member.size, member.pid,
+                     member.host == before.host ? "=" : member.host,
+                     member.machine == before.machine ? "=" : member.machine, member.ranks_per_host);
 }
 
-Member member_from(const std::string& line) {
+Member member_from(const std::string& line, const Member& before) {
   Member member;
   std::istringstream words(line);
   words >> member.rank >> member.size >> member.pid >> member.host >> member.machine >> member.ranks_per_host;
   if (words.fail() || member.pid <= 0) fail_malformed();
+  if (member.host == "=") member.host = before.host;
+  if (member.machine == "=") member.machine = before.machine;
   return member;
 }
 

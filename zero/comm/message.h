@@ -27,8 +27,9 @@ std::string this_machine();
 std::string text(const Member& member);                               // "rank 2 (node7, pid 4711)"
 std::string died(const Member& member, const std::string& observer);  // the machine that has lost the connection
 std::string left(const Member& member, const std::string& words);
-std::string to_line(const Member& member);    // member_from() reads it
-Member member_from(const std::string& line);  // throws B3303 for other text
+// "=" stands for a host or a machine that is that of the member `before`: each rank gets the lines of all.
+std::string to_line(const Member& member, const Member& before = {});
+Member member_from(const std::string& line, const Member& before = {});  // throws B3303 for other text
 
 struct Message {
   enum class Kind : std::uint8_t {

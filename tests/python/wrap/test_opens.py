@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import ballast
@@ -9,6 +10,7 @@ import fsspec
 import pytest
 import torch
 from ballast.checkpoint.remote import push
+from ballast.ranks import from_all_ranks
 from python.wrap.support import opens
 from python.wrap.support.ranks import run_ranks
 
@@ -29,13 +31,22 @@ class WithBuffers(torch.nn.Module):
         return rows
 
 
+def digest(model: torch.nn.Module) -> str:
+    values = (each.numpy().tobytes() for each in model.state_dict().values())
+    return hashlib.sha256(b"".join(values)).hexdigest()
+
+
+def wrapped(model: torch.nn.Module) -> ballast.WrappedOptimizer:
+    return ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+
+
 def training(weights: str = "") -> tuple[torch.nn.Module, ballast.WrappedOptimizer]:
     torch.manual_seed(0)
     with ballast.deferred():
         model = WithBuffers()
     if weights:
         ballast.load(model, weights)
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    optimizer = wrapped(model)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     return model, optimizer
@@ -61,6 +72,19 @@ def load_weights_first(rank: int, folder: str) -> int:
     return training(folder)[1].steps
 
 
+def load_on_first_rank(rank: int, folder: str) -> int:
+    """Load a model that each rank has in full. wrap() copies the values of rank 0."""
+    torch.manual_seed(rank)
+    model = WithBuffers()
+    if rank == 0:
+        ballast.load(model, folder)
+    before = digest(model)
+    optimizer = wrapped(model)
+    with ballast.gather(model):
+        [of_first, *_] = from_all_ranks(optimizer._ballast.group, before)
+        return int(digest(model) == of_first)
+
+
 def counts_of(load: object, folder: Path, ranks: int) -> tuple[int, int]:
     """Return the opens of ranks that load the checkpoint of as many ranks, and of three quarters of them."""
     run_ranks(ranks, save, str(folder))
@@ -72,7 +96,7 @@ def counts_of(load: object, folder: Path, ranks: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("load", [load_training, load_weights, load_weights_first])
+@pytest.mark.parametrize("load", [load_training, load_weights, load_weights_first, load_on_first_rank])
 def test_the_files_that_ranks_open_grow_as_their_number_does(load, tmp_path):
     few, many = (counts_of(load, tmp_path / str(ranks), ranks) for ranks in (FEW, MANY))
     for one, other in zip(few, many, strict=True):
