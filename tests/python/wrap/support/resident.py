@@ -15,6 +15,11 @@ def peak_resident(*, begin: bool = False) -> int:
     return _of_status("VmHWM")
 
 
-def _of_status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def proportional() -> int:
+    """Return the resident memory now, with the share of this process of pages that others map too."""
+    return _of_status("Pss", "smaps_rollup")
+
+
+def _of_status(field: str, file: str = "status") -> int:
+    lines = Path("/proc/self", file).read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
