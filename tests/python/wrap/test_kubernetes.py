@@ -72,14 +72,19 @@ class Status:
         }
 
 
-def pod(folder: Path, environment: dict[str, str], steps: int) -> Program:
-    """Start the command of the runtime with two ranks, with folders in place of the volumes."""
+def program_in(folder: Path, steps: int) -> Path:
+    """Write the program of the page, with folders in place of the volumes."""
     program = folder / "train.py"
     text = BLOCKS["train.py"].replace("STEPS = 1000", f"STEPS = {steps}")
     for name in ("shared", "scratch"):
         (folder / name).mkdir(exist_ok=True)
         text = text.replace(f"/{name}", f"{folder}/{name}")
     program.write_text(text)
+    return program
+
+
+def pod(folder: Path, environment: dict[str, str], steps: int) -> Program:
+    """Start the command of the runtime with two ranks."""
     [words] = re.findall(r"command: \[torchrun, (.*), /app/train.py\]", BLOCKS["runtime.yaml"])
     of_kubeflow = {
         "PET_NNODES": "1",
@@ -89,7 +94,7 @@ def pod(folder: Path, environment: dict[str, str], steps: int) -> Program:
         "PET_MASTER_PORT": str(free_ports(1)[0]),
         "BALLAST_SECRET": "a" * 64,
     }
-    return Program(["-m", "torch.distributed.run", *words.split(", "), program], environment | of_kubeflow)
+    return Program(["-m", "torch.distributed.run", *words.split(", "), program_in(folder, steps)], environment | of_kubeflow)
 
 
 @pytest.mark.thorough
