@@ -9,14 +9,18 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import ballast
 import pytest
 import torch
+from ballast.torch.calls import sharded_parameters
 from python.wrap.support.loops import keywords
 from python.wrap.support.ranks import run_ranks
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 RANKS = 2
@@ -35,6 +39,44 @@ class Block(torch.nn.Module):
         return values + torch.tanh(self.narrow(torch.tanh(self.wide(values))))
 
 
+class Adapted(torch.nn.Module):
+    """A frozen block with an adapter of rank 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Block().requires_grad_(False)
+        self.down, self.up = torch.nn.Linear(WIDTH, 3, bias=False), torch.nn.Linear(3, WIDTH, bias=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.up(self.down(values))
+        return self.base(values) + added
+
+
+class Fused(torch.autograd.Function):
+    """Computes a block with the parameters of modules of two blocks, and saves one of each."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        wide, of_wide, narrow, of_narrow = parameters
+        inner = torch.tanh(functional.linear(values, wide, of_wide))
+        added = torch.tanh(functional.linear(inner, narrow, of_narrow))
+        ctx.save_for_backward(values, inner, added, wide, narrow)
+        return values + added
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, inner, added, wide, narrow = ctx.saved_tensors
+        of_added = gradient * (1 - added.square())
+        of_inner = of_added @ narrow * (1 - inner.square())
+        of_parameters = of_inner.T @ values, of_inner.sum(0), of_added.T @ inner, of_added.sum(0)
+        return gradient + of_inner @ wide, *of_parameters
+
+
+def fused(wide: torch.nn.Module, narrow: torch.nn.Module, values: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = Fused.apply(values, *wide.parameters(), *narrow.parameters())
+    return result
+
+
 class Model(torch.nn.Module):
     def __init__(self, features: Sequence[str]) -> None:
         super().__init__()
@@ -42,6 +84,8 @@ class Model(torch.nn.Module):
         self.features = features
         self.first = torch.nn.Linear(WIDTH, WIDTH)
         self.blocks = torch.nn.ModuleList([Block() for _ in range(BLOCKS)])
+        if "adapter" in features:
+            self.blocks[0] = Adapted()
         self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False)
         if "tied" in features:
             self.last.weight = self.first.weight
@@ -53,13 +97,15 @@ class Model(torch.nn.Module):
         for number, block in enumerate(self.blocks):
             if "skipping" in self.features and number == 1 and torch.is_grad_enabled():
                 continue
+            is_fused = "function" in self.features and number == 2
+            call = partial(fused, block.wide, self.blocks[3].narrow) if is_fused else block
             if "checkpointed" in self.features and torch.is_grad_enabled():
-                values = checkpoint(block, values, use_reentrant=False)
+                values = checkpoint(call, values, use_reentrant=False)
             else:
-                values = block(values)
+                values = call(values)
         if "shared" in self.features:
             values = self.blocks[2](values)
-        return self.last(values).float()
+        return values if "chunked" in self.features else self.last(values).float()
 
     def module(self, number: int) -> torch.nn.Module:
         return [self.first, *self.blocks, self.last][number]
@@ -104,9 +150,12 @@ BETWEEN_STEPS = (
 )
 
 
+FEATURES = ("tied", "checkpointed", "shared", "skipping", "several", "function", "adapter", "chunked")
+
+
 def random_case(seed: int, folder: Path) -> Case:
     chosen = random.Random(seed)
-    features = chosen.sample(["tied", "checkpointed", "shared", "skipping", "several"], chosen.choice([0, 1, 1, 2]))
+    features = chosen.sample(FEATURES, chosen.choice([0, 1, 2, 3]))
     return Case(tuple(features), random_options(chosen, folder / "drive"), random_steps(chosen), str(folder / "saved"))
 
 
@@ -194,7 +243,14 @@ class Training:
     def loss(self) -> torch.Tensor:
         if torch.is_grad_enabled():
             self.trains_others = False
-        return torch.stack([self.model(batch).square().mean() for batch in self.batches_of_ranks()]).mean()
+        return torch.stack([self.loss_of(batch) for batch in self.batches_of_ranks()]).mean()
+
+    def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
+        output = self.model(batch)
+        return self.loss_of_words(output, batch.argmax(1)) if "chunked" in self.case.features else output.square().mean()
+
+    def loss_of_words(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.model.last(hidden).float(), labels)
 
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
@@ -212,6 +268,9 @@ class Training:
         self.losses.pop(0).backward()
 
     def write(self, module: torch.nn.Module) -> None:
+        """Write values, unless losses in chunks are pending: they have made their gradients, and others have not."""
+        if "chunked" in self.case.features and self.losses:
+            return
         with self.gathered(module), torch.no_grad():
             for parameter in module.parameters():
                 parameter.data.mul_(0.97)
@@ -268,7 +327,7 @@ class Training:
         """Stop the backward pass of each rank below a module. Gradients of the modules above it stay."""
         for batch in self.batches_of_ranks():
             with module.register_forward_hook(interrupt_in_backward):
-                loss = self.model(batch).square().mean() / len(self.ranks)
+                loss = self.loss_of(batch) / len(self.ranks)
             with suppress(Interruption):
                 loss.backward()
 
@@ -353,6 +412,9 @@ class RankTraining(Training):
         self.optimizers = ballast.wrap(self.optimizers, self.model, **keywords(**case.options))
         self.saved = 0
 
+    def loss_of_words(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return ballast.chunked_loss(hidden, self.model.last, labels, chunk=3)
+
     def gathered(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         return ballast.gather(module)
 
@@ -387,10 +449,13 @@ class RankTraining(Training):
 def run_cases(rank: int, cases: Sequence[Case]) -> list[list[tuple[str, float]]]:
     found = []
     for case in cases:
-        training = RankTraining(case, rank)
-        found.append(training.run())
-        for optimizer in training.optimizers:
-            optimizer.close()
+        # Parameters of a Function count as large: they are copied only if views of them outlive their unit.
+        most_copied = 0 if "function" in case.features else sharded_parameters.MOST_COPIED
+        with mock.patch.object(sharded_parameters, "MOST_COPIED", most_copied):
+            training = RankTraining(case, rank)
+            found.append(training.run())
+            for optimizer in training.optimizers:
+                optimizer.close()
     return found
 
 
