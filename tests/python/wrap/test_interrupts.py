@@ -3,6 +3,7 @@
 import sys
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import ballast
 import pytest
@@ -106,6 +107,20 @@ def test_an_interrupt_while_parameters_are_shown_leaves_none_of_them(monkeypatch
     assert not any(map(gather.is_gathered, gather.members.values()))
     optimizer.close()
     assert all(map(torch.equal, model.parameters(), before))
+
+
+def hooks_of(model: torch.nn.Module) -> list[Any]:
+    return [hook for each in model.modules() for hook in (*each._forward_pre_hooks.values(), *each._forward_hooks.values())]
+
+
+def test_an_interrupt_while_parameters_are_taken_leaves_no_hooks(monkeypatch):
+    """The hooks of wrap() stay, which begin the training."""
+    model, optimizer = make(3)
+    before = hooks_of(model)
+    monkeypatch.setattr(ManagedParameter, "shard", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        optimizer._ballast.partition_now()
+    assert hooks_of(model) == before
 
 
 CHANGES = (UnitGather.open, UnitGather.close_unit, UnitGather._release, ManagedParameter.gather, ManagedParameter.reshard)

@@ -75,9 +75,15 @@ class ShardedParameters(ParameterMemory):
         self._gather.copy_where_open(member for member in loose if is_small(member.parameter))
         self._saved = SavedTensors(self._gather, {member.unit for member in loose})
         self._compiled = CompiledBlocks(model, self._gather.members)
-        self._hooks = [hook for module in model.modules() if self._is_watched(module) for hook in self._watch(module)]
-        self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
-        self._gather.take(self)
+        self._hooks: list[Any] = []
+        try:  # an interrupt may arrive
+            for module in filter(self._is_watched, model.modules()):
+                self._hooks += self._watch(module)
+            self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
+            self._gather.take(self)
+        except BaseException:
+            self._unwatch()
+            raise
         keep_packing(model, warns=group.rank == 0)
         self.gathered_memory: GatheredMemory | None = None  # None once it needs no more looks at the memory
 
@@ -291,10 +297,13 @@ class ShardedParameters(ParameterMemory):
     def reload(self) -> None:
         self._gather.reload()
 
-    def release(self, together: bool, gathers: bool, keeps: bool) -> None:
+    def _unwatch(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._compiled.remove()
+
+    def release(self, together: bool, gathers: bool, keeps: bool) -> None:
+        self._unwatch()
         if written := self._gather.close_unit():
             log.warning("%s: parameter %s", LOST_WRITE, ", ".join(written))
         if together and gathers and not self._gather.are_collected():
