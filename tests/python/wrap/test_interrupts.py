@@ -3,7 +3,6 @@
 import sys
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import ballast
 import pytest
@@ -117,7 +116,7 @@ def test_an_interrupt_while_parameters_are_taken_leaves_no_hooks(monkeypatch):
     """The hooks of wrap() stay, which begin the training."""
     model, optimizer = make(3)
     before = hooks_of(model)
-    monkeypatch.setattr(ManagedParameter, "shard", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(ManagedParameter, "shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         optimizer._ballast.partition_now()
     assert hooks_of(model) == before
