@@ -25,54 +25,45 @@ constexpr int issues_of_a_run = 4;
 // a small part of what is timed.
 class TestedGpu : public Place {
  public:
-  explicit TestedGpu(int gpu);  // throws B2101 or B2102 without a GPU
+  // Throws B2101 or B2102 without a GPU.
+  explicit TestedGpu(int gpu) : gpu_(gpu), stream_(gpu), backend_(kernels::cuda_backend(stream_.handle(), gpu)) {}
 
   kernels::Backend& backend() override { return *backend_; }
   const Stream& stream() const { return stream_; }
 
-  std::shared_ptr<std::byte> memory(std::size_t bytes) override;
-  std::shared_ptr<std::byte> host(MemoryKind kind, std::size_t bytes);  // filled in the same way
+  std::shared_ptr<std::byte> memory(std::size_t bytes) override {
+    auto made = allocated(MemoryKind::device, bytes);
+    set(made.get(), byte_of_values, bytes);
+    stream_.synchronize();
+    return made;
+  }
+  std::shared_ptr<std::byte> host(MemoryKind kind, std::size_t bytes) {  // filled in the same way
+    auto made = allocated(kind, bytes);
+    std::memset(made.get(), byte_of_values, bytes);
+    return made;
+  }
   void set(std::byte* memory, unsigned char byte, std::size_t bytes) override { fill(memory, byte, bytes, stream_); }
-  Subject moving(std::size_t bytes, std::function<void()> issue) const override;
+  Subject moving(std::size_t bytes, std::function<void()> issue) const override {
+    return {.work = static_cast<double>(bytes) * issues_of_a_run / 1e9, .run = [this, issue = std::move(issue)] {
+              for (int i = 0; i < issues_of_a_run; ++i) {
+                issue();
+              }
+              stream_.synchronize();
+            }};
+  }
 
  private:
-  std::shared_ptr<std::byte> allocated(MemoryKind kind, std::size_t bytes);
+  std::shared_ptr<std::byte> allocated(MemoryKind kind, std::size_t bytes) {
+    const auto made = std::make_shared<ballast::Buffer>(
+        allocate(accounts_, {.kind = kind, .bytes = bytes, .owner = "a benchmark", .gpu = gpu_}));
+    return {made, made->data()};
+  }
 
   int gpu_;
   MemoryAccounts accounts_;
   Stream stream_;
   std::unique_ptr<kernels::Backend> backend_;
 };
-
-TestedGpu::TestedGpu(int gpu) : gpu_(gpu), stream_(gpu), backend_(kernels::cuda_backend(stream_.handle(), gpu)) {}
-
-std::shared_ptr<std::byte> TestedGpu::memory(std::size_t bytes) {
-  auto made = allocated(MemoryKind::device, bytes);
-  set(made.get(), byte_of_values, bytes);
-  stream_.synchronize();
-  return made;
-}
-
-std::shared_ptr<std::byte> TestedGpu::host(MemoryKind kind, std::size_t bytes) {
-  auto made = allocated(kind, bytes);
-  std::memset(made.get(), byte_of_values, bytes);
-  return made;
-}
-
-std::shared_ptr<std::byte> TestedGpu::allocated(MemoryKind kind, std::size_t bytes) {
-  const auto made = std::make_shared<ballast::Buffer>(
-      allocate(accounts_, {.kind = kind, .bytes = bytes, .owner = "a benchmark", .gpu = gpu_}));
-  return {made, made->data()};
-}
-
-Subject TestedGpu::moving(std::size_t bytes, std::function<void()> issue) const {
-  return {.work = static_cast<double>(bytes) * issues_of_a_run / 1e9, .run = [this, issue = std::move(issue)] {
-            for (int i = 0; i < issues_of_a_run; ++i) {
-              issue();
-            }
-            stream_.synchronize();
-          }};
-}
 
 // --- Kernels ---
 

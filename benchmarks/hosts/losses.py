@@ -71,18 +71,17 @@ class LossCase(NamedTuple):
         batches = f"{size.sequences} sequences of {CONTEXT} bytes a step"
         return f"{size.layers} layers of width {size.width}, fp32, {steps} steps, {batches}, AdamW at {size.learning_rate:g}"
 
+    def key(self, steps: int) -> tuple[str, str]:
+        return self.name, self.setting(steps)
+
 
 SEEDS = 3  # the highest number of seeds of a case
 CASES = [LossCase(size, scheme, seed) for seed in range(SEEDS) for size in SIZES for scheme in SCHEMES]
 
 
-def read(path: Path) -> dict[str, dict]:
+def read(path: Path) -> dict[tuple[str, str], dict]:
     """Return the finished trainings of a file, by case and setting."""
-    return {key(row["case"], row["setting"]): row for row in suite.read_rows(path)}
-
-
-def key(case: str, setting: str) -> str:
-    return f"{case}; {setting}"
+    return {(row["case"], row["setting"]): row for row in suite.read_rows(path)}
 
 
 def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
@@ -131,12 +130,11 @@ def compare(options: Namespace) -> None:
     wanted = [(case, options.steps or case.size.steps) for case in options.cases if case.seed < options.seeds]
     with Network(SITE.hosts, SITE.link) as network:
         for case, steps in wanted:
-            if key(case.name, case.setting(steps)) in finished:
+            if case.key(steps) in finished:
                 continue
             print(f"hosts: {case.name}, {steps} steps", file=sys.stderr, flush=True)
             row = train(case, steps, network) | {"commit": suite.commit()}
-            finished[key(case.name, case.setting(steps))] = row
+            finished[case.key(steps)] = row
             append(options.runs, row)
     for case, steps in wanted:
-        ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
-        suite.emit(records(finished[key(case.name, case.setting(steps))], ddp))
+        suite.emit(records(finished[case.key(steps)], finished.get(case._replace(scheme=DDP).key(steps))))

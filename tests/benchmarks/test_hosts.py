@@ -152,6 +152,6 @@ def test_a_training_in_the_file_is_found_by_its_case_and_setting(tmp_path):
     (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
     found = losses.read(tmp_path / "runs.jsonl")
     case = LOSSES["DDP"]
-    assert found[losses.key(case.name, case.setting(20))] == row
-    assert losses.key(case.name, case.setting(21)) not in found
+    assert found[case.key(20)] == row
+    assert case.key(21) not in found
     assert losses.read(tmp_path / "none.jsonl") == {}
