@@ -74,6 +74,38 @@ TEST_CASE("a question may say that no step begins before the updates of the last
   CHECK(price(question, placement).simulation.seconds > overlapped);
 }
 
+TEST_CASE("a step of many micro-steps is priced by those of fewer") {
+  const auto check = [](const Placement& placement, bool layer_major) {
+    ChoiceInput question = asking(plain_model(6, 1'000'000), std::vector<UnitWork>(6, {1e-4, 2e-4}), 1);
+    question.tile_elements = 1024 * 100;
+    question.schedule.layer_major = layer_major;
+    question.micro_steps = 48;  // the most that are priced as they are
+    const Simulation before = price(question, placement).simulation;
+    question.micro_steps = 49;
+    const Choice many = price(question, placement);
+    const CutModel cut(question.model, options_of(question, placement, 0));
+    const Program program = compile(cut.input);
+    const Simulation whole = simulate({program, placement, question.machine, question.work, false});
+    CHECK(many.simulation.seconds == Approx(whole.seconds).epsilon(1e-9));
+    CHECK(many.simulation.seconds > before.seconds);
+    CHECK(many.simulation.bytes == whole.bytes);
+    for (std::size_t lane = 0; lane < lane_count; ++lane)
+      CHECK(many.simulation.busy[lane] == Approx(whole.busy[lane]).epsilon(1e-9));
+    CHECK(many.ledger == ledger_of(program, cut.blocks.records()));
+  };
+  for (const Tier gradients : {Tier::device, Tier::host}) {
+    for (const Tier far : {gradients, Tier::nvme}) {
+      for (const bool layer_major : {false, true}) {
+        CAPTURE(name(gradients), name(far), layer_major);
+        Placement placement = placement_of_stage(3, 1);
+        placement.gradients = gradients;
+        placement.parameters = placement.state = far;
+        check(placement, layer_major);
+      }
+    }
+  }
+}
+
 TEST_CASE("with everything resident, a step takes the time of its compute and updates") {
   Machine machine = fast_machine();
   machine.collective_latency = 0;

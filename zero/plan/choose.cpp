@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/runtime/sizes.h"
@@ -207,6 +208,28 @@ class Search {
   std::optional<Ledger> closest_{};
 };
 
+// After a few micro-steps each one takes the time and the bytes of those before; but for Schedule::layer_major, where other work hides
+// behind all of a layer's.
+constexpr std::size_t few_micro_steps = 16;
+constexpr std::size_t some_micro_steps = 24;  // as many more as let memory that is used in turn come around
+
+// Returns the step that has `times` as many micro-steps more than `some` has more than `few`.
+Simulation extrapolated(const Simulation& few, const Simulation& some, double times) {
+  Simulation step = some;
+  const auto extend = [&](auto& values, const auto& before) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double more = times * (static_cast<double>(values[i]) - static_cast<double>(before[i]));
+      values[i] += static_cast<std::remove_reference_t<decltype(values[i])>>(more);
+    }
+  };
+  step.seconds += times * (some.seconds - few.seconds);
+  extend(step.exposed, few.exposed);
+  extend(step.busy, few.busy);
+  extend(step.critical, few.critical);
+  extend(step.bytes, few.bytes);
+  return step;
+}
+
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
   std::string needed;
   std::string available;
@@ -310,6 +333,17 @@ Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
 bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
 
 Choice price(const ChoiceInput& input, const Placement& placement) {
+  if (input.micro_steps > 2 * some_micro_steps && !input.schedule.layer_major) {
+    ChoiceInput fewer = input;
+    fewer.micro_steps = few_micro_steps;
+    const Simulation few = price(fewer, placement).simulation;
+    fewer.micro_steps = some_micro_steps;
+    Choice choice = price(fewer, placement);
+    const double times = static_cast<double>(input.micro_steps - some_micro_steps) /
+                         static_cast<double>(some_micro_steps - few_micro_steps);
+    choice.simulation = extrapolated(few, choice.simulation, times);
+    return choice;
+  }
   const CutModel cut(input.model, options_of(input, placement, 0));
   const Program program = compile(cut.input);
   const Program simulated = with_activations(program, input.work, input.activations);
