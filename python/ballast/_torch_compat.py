@@ -288,6 +288,11 @@ def is_dtensor(tensor: object) -> bool:
     return known is not None and isinstance(tensor, known.DTensor)
 
 
+def scripted_in(model: torch.nn.Module) -> str | None:
+    """Return the name of a module that torch.jit has scripted or traced, which has no hooks; None if there is none."""
+    return next((name or "model" for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)), None)
+
+
 def box_of_local_tensor(shape: torch.Size, mesh: Any, placements: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes of this rank's local tensor of a DTensor, and where it begins in the full tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

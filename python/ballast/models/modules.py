@@ -109,16 +109,15 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
         flops=[_flops(part, active) for part in parts],
         frozen_flops=[_flops(part, active, only_frozen=True) for part in parts],
         inactive=round(sum(held) * (1 - active)),
-        scripted=scripted_in(module),
+        scripted=next((name or "model" for name, each in module.named_modules() if _is_scripted(each)), None),
         notes=[NO_ATTENTION, *([ALL_EXPERTS] if held and not experts else [])],
     )
 
 
-def scripted_in(model: torch.nn.Module) -> str | None:
-    """Return the name of a module that torch.jit has scripted or traced, which has no hooks; None if there is none."""
+def _is_scripted(module: torch.nn.Module) -> bool:
     import torch
 
-    return next((name or "model" for name, each in model.named_modules() if isinstance(each, torch.jit.ScriptModule)), None)
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:

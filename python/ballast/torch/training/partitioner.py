@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast._torch_compat import without_torch_function
+from ballast._torch_compat import scripted_in, without_torch_function
 from ballast.checks import refuse_order
-from ballast.models.modules import scripted_in
 from ballast.ranks import require_same
 from ballast.schema import changed
 from ballast.tiers import tier_of

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from ballast._torch_compat import without_torch_function
+from ballast._torch_compat import scripted_in, without_torch_function
 from ballast.checks import refuse, refuse_order, refuse_unsupported
 from ballast.formats import AUTO, Formats, that_need_bf16
-from ballast.models.modules import scripted_in
 from ballast.ranks import Group
 from ballast.tiers import fractions_by_tier
 from ballast.torch.parameters.managed_parameter import Lifecycle, has_foreign_class, is_on_meta, is_without_values, managed
