@@ -176,8 +176,8 @@ void bind_files(py::module_& module) {
       .def("is_free_for", &Snapshot::is_free_for, py::arg("sizes"))
       .def_property_readonly("chunks", &Snapshot::chunks)
       .def_property_readonly("bytes", &Snapshot::bytes);
-  py::class_<offload::OpenRecord>(module, "OpenRecord",
-                                  "A record of a run, in a file that stays open while it is shown.");
+  const py::class_<offload::OpenRecord> record(module, "OpenRecord",
+                                               "A record of a run, in a file that stays open while it is shown.");
   py::class_<RankFiles> files(module, "RankFiles");
   files.def(py::init<const std::string&, std::size_t>(), py::arg("folder"), py::arg("rank"))
       .def("clone", &RankFiles::clone, py::arg("record"), Released(), "Return whether the file system could.")

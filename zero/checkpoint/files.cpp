@@ -537,7 +537,7 @@ std::string run_manifest_of(const SavedCheckpoint& run) {
 
 std::string read_run_manifest(const std::filesystem::path& file) {
   try {
-    const std::string text = read_there(file, most_json_bytes);
+    std::string text = read_there(file, most_json_bytes);
     unsealed(text, file);
     return text;
   } catch (const Error&) {
