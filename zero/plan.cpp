@@ -9,7 +9,7 @@
 
 #include "optim/step.h"
 #include "zero/plan/compile.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/plan/program_cost.h"
 #include "zero/plan/simulate.h"
 #include "zero/runs/records.h"

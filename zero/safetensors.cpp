@@ -26,7 +26,7 @@
 #include "offload/file.h"
 #include "zero/checkpoint/json_value.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/safetensors_writer.h"
 
 namespace ballast::safetensors {

@@ -57,7 +57,7 @@ class OffloadedUpdate {
   std::size_t tiles() const { return tiles_; }
   std::size_t tile_bytes() const { return store_.record_bytes(); }
 
-  // As the library does it: sealed records, and a commit at the end.
+  // The update seals records and commits at its end, as one of the library does.
   void pipeline() {
     run({.read = [&](std::size_t tile, std::span<std::byte> slot) -> Payload {
            return [read = store_.read(tile, slot)] { return read.payload(); };

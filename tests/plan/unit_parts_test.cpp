@@ -6,8 +6,8 @@
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/verify.h"
 #include "zero/plan/collective_memory.h"
-#include "zero/plan/description.h"
 #include "zero/plan/layout.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/plan/program_cost.h"
 
 using namespace ballast;

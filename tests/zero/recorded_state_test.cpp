@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "tests/plan/plan_rig.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 
 using namespace ballast;
 using namespace ballast::testing;

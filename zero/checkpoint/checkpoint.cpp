@@ -14,7 +14,7 @@
 #include "zero/checkpoint/directory.h"
 #include "zero/comm/message.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/plan/state_parts.h"
 
 namespace ballast {

@@ -19,7 +19,7 @@
 #include "zero/engine/arithmetic.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/step_run.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/plan/program.h"
 
 namespace ballast {

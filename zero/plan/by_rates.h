@@ -12,9 +12,9 @@ namespace ballast {
 // host does. The device would copy all that their update reads and writes, and save the host's memory nothing. Where state is on
 // drives, these take the time.
 inline double others_of_visitors(const CompileInput& input, const std::vector<UnitResidence>& residence) {
+  if (input.placement.state.nvme > 0.0) return 0;
   double stay = 0;
   double may_visit = 0;
-  if (input.placement.state.nvme > 0.0) return 0;
   for (std::size_t unit = 0; unit < residence.size(); ++unit) {
     const UnitResidence& at = residence[unit];
     const auto tiles = static_cast<double>(std::ranges::count(at.state, Tier::host));

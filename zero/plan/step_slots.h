@@ -149,12 +149,13 @@ class StepSlots {
   StepSlots(const CompileInput& input, const Uses& uses)
       : in_(input), residence_(reside(input.placement, input.layout)) {
     const Placement& placement = input.placement;
+    const double others = others_of_visitors(input, residence_);
     for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
       const bool all_here = input.layout.units[unit].trained.shards == 1 && residence_[unit].parameters == Tier::device;
       is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
       sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
       add_unit(unit, uses);
-      visitors_.push_back(visitors_of(input, residence_[unit], unit, others_of_visitors(input, residence_)));
+      visitors_.push_back(visitors_of(input, residence_[unit], unit, others));
       add_tiles(unit);
     }
     if (input.needs_matrices()) matrices_ = home_matrices(input.model, input.layout);

@@ -15,7 +15,7 @@
 #include "kernels/state_access.h"
 #include "offload/run_directory.h"
 #include "zero/comm/on_all_ranks.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/runs/joint_space.h"
 #include "zero/runs/search.h"
 

@@ -12,7 +12,7 @@
 
 #include "offload/checksum.h"
 #include "zero/checkpoint/checkpoint.h"
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 #include "zero/plan/state_parts.h"
 
 namespace ballast {

@@ -24,12 +24,12 @@ struct Difference {
   std::string other;
 };
 
-// The first fact in which a training differs from one whose records it adopts, of each: their rules, or the names and shapes
-// of their parameters. Frozen ones count if both have some: below stage 3 a training need not know them. Ranks, stage, formats
-// and tiles may differ.
+// Compares a training with a run whose records it adopts: their rules, and the names and shapes of their parameters. Returns the
+// first difference. Frozen parameters are compared if both sides have some, because a training below stage 3 need not know them.
+// Ranks, stage, formats and tiles may differ.
 std::optional<Difference> first_obstacle(const SavedCheckpoint& run, const CompiledPlan& plan);
 
-// Where each element of a training's state is in the records of its ranks, for others that take the records over.
+// Finds the elements of a training's state in the records of its ranks. Other ranks adopt the records with it.
 class RecordedState {
  public:
   // Elements of a trained tensor that lie in one record.

@@ -1,4 +1,4 @@
-#include "zero/plan/description.h"
+#include "zero/plan/names_in_files.h"
 
 #include <ballast/error.h>
 
