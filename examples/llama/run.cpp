@@ -103,6 +103,11 @@ void describe(CLI::App& app, TrainerOptions& o) {
 }
 
 std::unique_ptr<Maths> maths_of(TrainerOptions& o, const Communicator& world) {
+  require(o.ranks == 1 || o.ranks == world.size(), Code::bad_argument, [&] {
+    return Problem{.what = "cannot use --ranks " + std::to_string(o.ranks) + ": a launcher has started " +
+                           std::to_string(world.size()) + " ranks",
+                   .remedy = "leave --ranks out, or start only one process"};
+  });
   const std::size_t share = std::max<std::size_t>(1, std::thread::hardware_concurrency() / world.size());
   if (o.training.threads == 0) o.training.threads = static_cast<int>(share);
   return o.on_gpu ? gpu_maths(world.rank()) : cpu_maths(o.training.threads);

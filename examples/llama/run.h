@@ -28,7 +28,8 @@ struct TrainerOptions {
 // The options of every program that trains a Llama. Their defaults are the values that are there.
 void describe(CLI::App& app, TrainerOptions& options);
 
-// The maths of a rank. Sets the threads, if they are 0, to the rank's share of the cores.
+// The maths of a rank. Sets the threads, if they are 0, to the rank's share of the cores. Throws B1001 where a launcher has started
+// another number of ranks than the options name.
 std::unique_ptr<Maths> maths_of(TrainerOptions& options, const Communicator& world);
 
 // Sets what follows from the model, from the schedule and from the maths.

@@ -5,6 +5,7 @@ Both compute in fp32, in different orders.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from llama.trainer import (
     train_ours,
     write_tokens,
 )
+from ports import free_port
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -117,3 +119,17 @@ def test_what_a_model_lacks_is_named(tmp_path):
     ended = subprocess.run([PROGRAM, tmp_path / "missing", tmp_path / "tokens.bin"], capture_output=True, text=True)
     assert ended.returncode != 0
     assert "Directory does not exist" in ended.stdout + ended.stderr
+
+
+def test_ranks_of_the_command_and_of_a_launcher_contradict_each_other(tmp_path):
+    make_model(CONFIGS["qwen 3"], tmp_path / "model")
+    write_tokens(tmp_path / "tokens.bin", "nanoGPT")
+    command = [PROGRAM, tmp_path / "model", tmp_path / "tokens.bin", "--ranks", "3"]
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "BALLAST_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **job, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [rank.communicate()[1] for rank in ranks]
+    assert all(rank.returncode != 0 for rank in ranks)
+    assert any("cannot use --ranks 3: a launcher has started 2 ranks" in words for words in said)

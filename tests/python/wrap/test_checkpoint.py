@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.kinds import MANIFEST
+from ballast.sizes import parse_size
 from python.damage import sealed
 from python.wrap.support import saved
 from python.wrap.support.ranks import run_ranks
@@ -413,8 +415,10 @@ def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch)
     before = sorted(tmp_path.rglob("*"))
     require_space = ballast._core.require_space
     monkeypatch.setattr("ballast._core.require_space", lambda path, needed: require_space(path, needed + (1 << 60)))
-    with pytest.raises(ballast.ResourceError, match=r"B2202 cannot save(.|\n)*1 EiB(.|\n)*available"):
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(ballast.ResourceError, match=r"B2202 cannot save(.|\n)*1 EiB(.|\n)*available") as refused:
         ballast.save(tmp_path, training.model, training.optimizer)
+    assert parse_size(refused.value.available) == pytest.approx(free, rel=0.2)  # other processes use the drive, too
     assert sorted(tmp_path.rglob("*")) == before
 
 
