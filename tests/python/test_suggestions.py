@@ -152,13 +152,24 @@ def test_three_changes_are_suggested_where_two_do_not_fit():
         assert plan([*asked.split(), *words]) == (0, "")
 
 
+def test_more_settings_are_changed_where_fewer_would_cut_sequences():
+    asked = "qwen2.5-14b --gpu rtx4090 --host-memory 64GiB"
+    _, error = plan(asked.split())
+    cut, *whole = [line for line in lines_in(error) if "--host-memory" not in line]
+    assert cut.startswith("--tokens 2048 --state-format 4bit --update-in-backward: ") and "sequences are cut" in cut
+    assert any(line.startswith("--loss-chunk 512 --state-format 4bit ") for line in whole)
+    assert not any("sequences are cut" in line for line in whole)
+    for words in suggestions_in(error):
+        assert plan([*asked.split(), *words]) == (0, "")
+
+
 def test_advice_keeps_the_sequences_that_the_caller_names():
     asked = "llama-70b --ranks 1 --gpu rtx4090 --sequence 4096"
     _, error = plan(asked.split())
     found = suggestions_in(error)
     assert found
     for each in found:
-        assert each[:2] == ["--tokens", "4096"]
+        assert each[each.index("--tokens") + 1] == "4096"
         assert plan([*asked.split(), *each]) == (0, "")
 
 
@@ -203,7 +214,7 @@ def test_smaller_micro_steps_divide_the_tokens_of_a_step(tokens):
     changes = [dict(change.written) for axis in settings_of(request) for change in axis if change.written[0][0] == "tokens"]
     parts = [count for count in range(2, 9) if tokens % count == 0 and tokens // count >= 4096]
     assert changes[: len(parts)] == [{"tokens": tokens // count, "micro_steps": 3 * count} for count in parts]
-    assert all(change["tokens"] in (4096, 8192, 16384) and len(change) == 1 for change in changes[len(parts) :])
+    assert all(change["tokens"] in (4096, 8192, 16384, 32768) and len(change) == 1 for change in changes[len(parts) :])
     most = request_plan("llama-8b", tokens=tokens, micro_steps=4096)
     assert not any("micro_steps" in dict(change.written) for change in settings_of(most)[0])
 

@@ -27,6 +27,7 @@ from ballast.schema import changed, options_text
 from ballast.sizes import human_size, human_time
 
 FEWEST_TOKENS = 512
+LOSS_CHUNK = 512  # tokens, as chunked_loss() has by default
 MOST_PARTS = 8  # a suggestion that keeps the step's tokens divides a micro-step into no more
 MOST_CHANGES = 3  # changes that are tried in all combinations
 MOST_LISTED = 5  # suggestions
@@ -81,21 +82,25 @@ def _describe(changes: Changes, *, as_flags: bool) -> str:
 
 def remedy(request: PlanRequest) -> str:
     """Name the changes that fit, of settings and of the machine: single ones and pairs, or else three, or else as few as
-    possible of all. Those that leave the machine as it is are named even where three or more are needed."""
+    possible of all. Those that leave the machine as it is are named even where three or more are needed, and four of them where
+    three would cut sequences."""
     search = Search(request)
     as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
     both = [*settings, *machine]
     found = search.fewest(both, most=2)
+    whole = sequence_of(request.description, request.options) if request.description.attends else 0
     if not any(all(each.asks in (Asks.NOTHING, Asks.OTHER_TRAINING) for each in changes) for changes in found):
-        found += search.fewest(settings, least=3) or filter(None, [search.least(settings, may_drop=True)])
+        same_machine = search.fewest(settings, least=3) or [*filter(None, [search.least(settings, may_drop=True)])]
+        if same_machine and all(_cuts(changes, whole) for changes in same_machine):
+            same_machine += [each for each in search.fewest(settings, least=4, most=4) if not _cuts(each, whole)]
+        found += same_machine
     found = found or search.fewest(both, least=3) or [*filter(None, [search.least(both, may_drop=True)])]
     plans = search.plans(sorted(found, key=_asked)[:MOST_LISTED])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if plans:
-        sequence = sequence_of(request.description, request.options) if request.description.attends else 0
         first = sorted(plans, key=lambda each: (_asked(each.changes), -each.plan.tokens_per_second))
-        words = (each.describe(as_flags=as_flags, sequence=sequence) for each in first)
+        words = (each.describe(as_flags=as_flags, sequence=whole) for each in first)
         lines = (line for each in words for line in wrapped(each, first="  ", indent=" " * 6))
         return "\n".join([f"{assumed}Any of these fits:", *lines])
     tried = "".join(f"\n  {_describe([axis[-1]], as_flags=as_flags)}" for axis in both)
@@ -105,6 +110,10 @@ def remedy(request: PlanRequest) -> str:
 def _asked(changes: Changes) -> tuple[Asks, int]:
     """Return what changes ask of the caller, in order: the least comes first, then fewer changes."""
     return max(change.asks for change in changes), len(changes)
+
+
+def _cuts(changes: Changes, sequence: int) -> bool:
+    return any(change.options.get("tokens", sequence) < sequence for change in changes)
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
@@ -128,6 +137,8 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append(_treated(options, ["device", *away] if treated == "device" else [tier for tier in away if tier == treated]))
         if treated != "device" and left_of(options, request.activations)[treated] < 0:
             axes.append(_treated(options, ["device"]))
+        if request.description.activations.vocabulary and options.loss_chunk is None and options.tokens > LOSS_CHUNK:
+            axes.append([Change.of({"loss_chunk": LOSS_CHUNK}, loss_chunk=LOSS_CHUNK)])
         axes.append(_smaller_micro_steps(options))
     states = _after(options.state_formats, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
@@ -157,8 +168,7 @@ def _smaller_micro_steps(options: Options) -> Axis:
     most_parts = min(MOST_PARTS, options.tokens // fewest, MOST["micro_steps"] // options.micro_steps)
     parts = [count for count in range(2, most_parts + 1) if options.tokens % count == 0]
     changes = [{"tokens": options.tokens // count, "micro_steps": count * options.micro_steps} for count in parts]
-    last = changes[-1]["tokens"] if changes else options.tokens
-    changes += [{"tokens": tokens} for tokens in reversed(_doubled(FEWEST_TOKENS, last - 1)) if tokens >= fewest]
+    changes += [{"tokens": tokens} for tokens in reversed(_doubled(FEWEST_TOKENS, options.tokens - 1)) if tokens >= fewest]
     whole = options.sequence or USUAL_SEQUENCE
 
     def asks(change: Mapping[str, int]) -> Asks:
