@@ -67,7 +67,8 @@ void append_timeline(const ChoiceInput& question, const Placement& placement, do
                      std::vector<TimelineEntry>& entries) {
   const CompiledPlan plan = compiled(question, placement, 0);
   const Program simulated = with_activations(plan.program(), question.work, question.activations);
-  for (const SimulatedOp& ran : timeline_of({simulated, placement, question.machine, question.work})) {
+  const SimulationInput input{simulated, placement, question.machine, question.work, question.waits_for_updates};
+  for (const SimulatedOp& ran : timeline_of(input)) {
     const Op& op = simulated.ops[ran.op];
     entries.push_back({.lane = op.lane,
                        .phase = op.phase,

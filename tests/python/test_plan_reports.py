@@ -165,6 +165,13 @@ def test_the_timeline_has_the_times_of_the_step(plans):
     assert busy["disk"] == busy["fetch"] == 0
 
 
+def test_the_timeline_waits_where_the_training_does():
+    question, placement = ballast.plan("llama-8b", gpu="h100", host_memory="1TiB")._simulated("timeline")
+    assert not question.waits_for_updates and any(entry.of_earlier_step for entry in question.timeline(placement))
+    question.waits_for_updates = True
+    assert not any(entry.of_earlier_step for entry in question.timeline(placement))
+
+
 def test_the_guide_shows_the_drawing_of_its_command(plans):
     drawn = draw_front(plans.all, plans.front, plans.chosen).svg(alone=True)
     shown = (ROOT / "docs" / "drawings" / "front.svg").read_text()

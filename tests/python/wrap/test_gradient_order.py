@@ -36,6 +36,14 @@ def test_other_ranks_take_their_units():
     assert (order.has_arrived, order.arrived(0, 0), order.has_arrived) == (False, [0], False)
 
 
+def test_units_that_others_took_are_of_the_pass_that_their_gradient_ends():
+    order = GradientOrder(order=[1, 0], members=[1, 2])
+    order.complete(passes=2)  # before any gradient has arrived here
+    assert (order.next_unit, order.has_arrived, order.rest(passes=3)) == (None, False, [1, 0])
+    assert (order.turn_for_others(), order.passes) == ((1, [0, 1]), 3)
+    assert (order.ended_by(1, 0), order.passes) == ([0], 4)
+
+
 def test_a_note_has_the_missed_steps_of_the_step_that_it_means():
     weight, bias = (UnitParameter(torch.nn.Parameter(torch.ones(2)), name, group=0) for name in ("weight", "bias"))
     assert encode_missed_steps([weight, bias]) == b""
