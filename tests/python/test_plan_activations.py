@@ -55,16 +55,27 @@ def test_activations_have_the_format_of_the_parameters():
     assert not any("TF32" in note for note in plan("checkpointed").notes)
 
 
-def test_kept_activations_that_fit_and_save_time_are_mentioned(capsys):
-    options = {"ranks": 8, "gpu": "h200"}
-    usual, kept = ballast.plan("llama-8b", **options), ballast.plan("llama-8b", activations="kept", **options)
+def test_settings_that_save_time_are_listed(capsys):
+    usual, kept = (ballast.plan("llama-8b", ranks=8, gpu="h200", activations=each) for each in (None, "kept"))
     assert kept.seconds < usual.seconds
-    assert f'activations="kept" fits too: {human_time(kept.seconds)} per step' in usual.notes
-    assert main(["plan", "llama-8b", "--ranks", "8", "--gpu", "h200"]) == 0
-    assert f"note      --activations kept fits too: {human_time(kept.seconds)} per step" in capsys.readouterr().out
-    others = [{**options, "activations": "checkpointed"}, {**options, "activations": "kept"}, {"ranks": 8, "gpu": "a100"}]
-    for other in others:
-        assert not [note for note in ballast.plan("llama-8b", **other).notes if "fits too" in note]
+
+    def faster(*flags):
+        assert main(["plan", "llama-8b", *flags]) == 0
+        return capsys.readouterr().out.partition("faster with one other setting (each was tried)\n")[2].splitlines()
+
+    machine = ["--ranks", "8", "--gpu", "h200"]
+    speed = f"{human_time(kept.seconds)} per step, {kept.tokens_per_second:,.0f} tokens/s"
+    assert faster(*machine) == [f"  --activations kept: {speed}"]
+    for amount in ("checkpointed", "kept"):
+        assert not faster(*machine, "--activations", amount)
+    assert not faster("--ranks", "8", "--gpu", "a100")
+    small = ["--gpu", "rtx4090", "--host-memory", "128GiB", "--state-format", "compact"]
+    backward, chunked = faster(*small)
+    assert backward.startswith("  --update-in-backward: ") and chunked.startswith("  --loss-chunk 512: ")
+    assert main(["plan", "llama-8b", *small, "--loss-chunk", "512", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [each.partition(":")[0] for each in answer["faster"]] == ["--update-in-backward"]
+    assert f"{answer['plan']['tokens_per_second']:,.0f} tokens/s" in chunked
 
 
 def test_a_tier_alone_means_all_activations():

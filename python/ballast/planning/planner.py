@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from ballast.checks import NEXT_LINE, fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
 from ballast.models import ModelLike
-from ballast.options import Options, TreatedActivations
+from ballast.options import Options
 from ballast.planning.request import PlanRequest, by_tier, candidates, fastest_plan, fits, ledgers_of, left_of, request_plan
 from ballast.planning.result import Plan
 from ballast.planning.suggestions import remedy
-from ballast.schema import option_name, option_text, takes
-from ballast.sizes import human_size, human_time
-
-WORTH_A_NOTE = 0.99  # the most time of a step, relative to the plan's
+from ballast.schema import option_name, takes
+from ballast.sizes import human_size
 
 Keywords = ParamSpec("Keywords")
 Result = TypeVar("Result", covariant=True)
@@ -79,22 +76,7 @@ def best(request: PlanRequest) -> Plan:
     found = [plan for each in requests if (plan := fastest_plan(each)) is not None]
     if not found:
         _refuse(requests[-1])
-    chosen = preferred(found, lambda plan: plan.seconds)
-    return replace(chosen, notes=(*chosen.notes, *_notes_of_kept(request, chosen)))
-
-
-def _notes_of_kept(request: PlanRequest, plan: Plan) -> list[str]:
-    """Return a note where the placement of the plan fits without activation checkpointing, too, and is faster."""
-    placement = plan._placement
-    if not request.offers_kept or request.description.activations is None or placement is None:
-        return []
-    formats = {"state_format": (plan.state_format,), "gradient_format": (plan.gradient_format,)}
-    kept = request.changed(activations=TreatedActivations("kept", "device"), stage=plan.stage, **formats)
-    if not kept.has_room or not fits(kept, kept.exact.memory(placement), placement):
-        return []
-    seconds = kept.plan(kept.exact.price(placement)).seconds
-    option = option_text("activations", "kept", as_flags=request.as_flags)
-    return [f"{option} fits too: {human_time(seconds)} per step"] if seconds < WORTH_A_NOTE * plan.seconds else []
+    return preferred(found, lambda plan: plan.seconds)
 
 
 def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = True) -> list[Plan]:

@@ -31,6 +31,7 @@ LOSS_CHUNK = 512  # tokens, as chunked_loss() has by default
 MOST_PARTS = 8  # a suggestion that keeps the step's tokens divides a micro-step into no more
 MOST_CHANGES = 3  # changes that are tried in all combinations
 MOST_LISTED = 5  # suggestions
+MORE_SPEED = 1.02  # relative to a plan, from which on a change is listed as faster
 
 
 class Asks(IntEnum):
@@ -105,6 +106,18 @@ def remedy(request: PlanRequest) -> str:
         return "\n".join([f"{assumed}Any of these fits:", *lines])
     tried = "".join(f"\n  {_describe([axis[-1]], as_flags=as_flags)}" for axis in both)
     return f"{assumed}None of these fits either, alone, in pairs, in threes or all together:{tried}"
+
+
+def faster(request: PlanRequest, plan: Plan) -> list[str]:
+    """Describe each setting that makes the training faster than the plan does and leaves what it computes as it is, the
+    fastest first."""
+    changes = [[axis[0]] for axis in settings_of(request) if axis[0].asks == Asks.NOTHING]
+    if request.offers_kept and request.description.activations is not None:
+        changes.append([Change.of({"activations": "kept"}, activations=TreatedActivations("kept", "device"))])
+    plans = Search(request).plans(changes)
+    plans = [each for each in plans if each.plan.tokens_per_second > MORE_SPEED * plan.tokens_per_second]
+    plans.sort(key=lambda each: -each.plan.tokens_per_second)
+    return [each.describe(as_flags=request.as_flags, sequence=plan.sequence) for each in plans]
 
 
 def _asked(changes: Changes) -> tuple[Asks, int]:

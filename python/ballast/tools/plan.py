@@ -19,6 +19,7 @@ from ballast.planning.hardware import GPUS, Rates
 from ballast.planning.planner import best, searched, unbeaten
 from ballast.planning.request import PlanRequest, request_plan
 from ballast.planning.result import Plan, wrapped
+from ballast.planning.suggestions import faster
 from ballast.schema import option_name, options_of, signature_of
 from ballast.tools import Answer, add_command
 from ballast.tools.plan_page import draw_front, front_rows, page
@@ -97,8 +98,11 @@ def plan(chosen: argparse.Namespace) -> Answer:
         write_output(plot, draw_front(plans, front, found).svg(alone=True))
     if html:
         write_output(html, page(plans, front, found))
-    content = {"plan": found.to_dict(), "pareto_front": [each.to_dict() for each in front]}
-    return Answer(f"{found.text()}\n\n{table(front, found)}", content)
+    settings = faster(request, found)
+    content = {"plan": found.to_dict(), "pareto_front": [each.to_dict() for each in front], "faster": settings}
+    lines = [line for each in settings for line in wrapped(each, first="  ", indent=" " * 6)]
+    advice = ["", "faster with one other setting (each was tried)", *lines] if lines else []
+    return Answer("\n".join([found.text(), "", table(front, found), *advice]), content)
 
 
 def _best(request: PlanRequest, *, as_json: bool) -> Plan:
