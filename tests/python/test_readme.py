@@ -91,7 +91,8 @@ def test_a_link_leads_somewhere(link: str) -> None:
 
 
 def drawing_script(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(DRAWINGS)  # the scripts share a module there
+    for folder in (DRAWINGS, ROOT / "benchmarks" / "harness", ROOT / "benchmarks" / "peers-training"):
+        monkeypatch.syspath_prepend(folder)  # what the scripts' common module adds is undone after the first test
     spec = importlib.util.spec_from_file_location(f"drawing_{script}", DRAWINGS / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
