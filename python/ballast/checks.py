@@ -123,17 +123,17 @@ def read_count(name: str, value: Any, *, least: int = 1, most: int | None = None
     return int(value)
 
 
-def texts_by_name(option: str, text: str) -> dict[str, str]:
+def texts_by_name(where: str, text: str) -> dict[str, str]:
     """Return the words of a text by the names before them.
 
-    >>> texts_by_name("wire", "gather=int8, across=int4")
+    >>> texts_by_name("wire=", "gather=int8, across=int4")
     {'gather': 'int8', 'across': 'int4'}
     """
     found: dict[str, str] = {}
     for part in text.split(","):
         name, _, word = (each.strip() for each in part.partition("="))
         if name in found:
-            refuse_value(option, text, "each name once", why=f"it names {name} twice")
+            refuse(f"cannot use {text!r}: it names {name} twice", where=where, needed="each name once")
         found[name] = word
     return found
 

@@ -149,7 +149,7 @@ def read_wire(given: object, stage: int | None) -> Wire:
     if isinstance(given, str) and "=" not in given:
         name = one_of("wire format", given.strip().lower(), FORMATS, or_else='a mapping such as {"reduce": "int8"}')
         return Wire(gather=name if stage in (None, 3) else EXACT, reduce=name)
-    by_kind: Any = texts_by_name("wire", given) if isinstance(given, str) else given
+    by_kind: Any = texts_by_name("wire=", given) if isinstance(given, str) else given
     if not isinstance(by_kind, Mapping):
         refuse_value("wire", given, 'a format such as "int8", or formats by kind')
     all_known("kind of values on the wire", by_kind, KINDS)

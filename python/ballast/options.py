@@ -408,7 +408,7 @@ def read_price(value: float | None) -> float | None:
 def _read_offload(value: Offload) -> Offload:
     if isinstance(value, str) and "=" not in value:
         return one_of("offload", value, OFFLOADS, or_else='tiers by kind such as "parameters=host,state=nvme"')
-    by_kind: dict[str, Any] = dict(texts_by_name("offload", value) if isinstance(value, str) else value)
+    by_kind: dict[str, Any] = dict(texts_by_name("offload=", value) if isinstance(value, str) else value)
     all_known("kind of state", by_kind, KINDS)
     for tiers in by_kind.values():
         all_known("tier", fractions_of(tiers), TIERS)

@@ -116,3 +116,10 @@ def test_wrong_options_on_the_command_line_are_named(text, said, capsys):
     assert main(["plan", "gpt2", "--outer", text]) != 0
     error = capsys.readouterr().err
     assert "B1001" in error and said in error
+
+
+def test_an_option_that_is_named_twice_is_refused_where_it_was_given(capsys):
+    assert main(["plan", "gpt2", "--outer", "every=8,every=9"]) != 0
+    error = capsys.readouterr().err
+    assert "cannot use 'every=8,every=9': it names every twice" in error and "--outer=" not in error
+    assert [line.split() for line in error.splitlines() if "where:" in line] == [["where:", "--outer"]]
