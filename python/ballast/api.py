@@ -364,8 +364,9 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
     (of a model alone, too) or of DeepSpeed; a file of `torch.save()`, or a folder or an index of such files; or safetensors: a
     file, a pattern, a directory, an index, or several of them.
 
-    All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
-    than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
+    All ranks call this together, before or after `ballast.wrap()`. Before it, rank 0 alone may load a model that each rank has
+    in full: `ballast.wrap()` copies its values to the others. Of values that it does not keep, a rank never holds more than a
+    piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
     of the model, and so must the formats in files with weights alone: all are checked before anything changes. Values saved by
     a training are rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
     parameters and buffers, which stay as they are.

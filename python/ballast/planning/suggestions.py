@@ -109,8 +109,8 @@ def remedy(request: PlanRequest) -> str:
 
 
 def faster(request: PlanRequest, plan: Plan) -> list[str]:
-    """Describe each setting that makes the training faster than the plan does and leaves what it computes as it is, the
-    fastest first."""
+    """Describe each setting that makes the training faster than the plan does and leaves its values as they are, the fastest
+    first. Updates in the backward pass exclude clipping."""
     changes = [[axis[0]] for axis in settings_of(request) if axis[0].asks == Asks.NOTHING]
     if request.offers_kept and request.description.activations is not None:
         changes.append([Change.of({"activations": "kept"}, activations=TreatedActivations("kept", "device"))])
