@@ -40,7 +40,7 @@ from ballast.torch.parameters.gathered_memory import GatheredMemory
 from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, refuse_access, require_no_cast
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.stored_tensors import StoredTensor
-from ballast.torch.parameters.unit_gather import Place, UnitGather
+from ballast.torch.parameters.unit_gather import GatherObserver, Place, UnitGather
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter
 from ballast.torch.parameters.writes import LOST_WRITE, Slots, Snapshot, agree_on_writes, refuse_lost_writes
 from ballast.torch.parts import ATTRIBUTE, packing_local_tensors
@@ -260,10 +260,8 @@ class ShardedParameters(ParameterMemory):
     def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         self._gather.on_call_between_steps = tell
 
-    def watch_gathers(
-        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]] | None
-    ) -> None:
-        self._gather.before_gather, self._gather.after_call = before, after_call
+    def watch_gathers(self, observer: weakref.ref[GatherObserver]) -> None:
+        self._gather.observer = observer
 
     def after_step(self, result: _core.StepResult) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
@@ -423,8 +421,8 @@ class SavedTensors:
             self._thread = None
         if self._gather.open_unit in self._apart:
             self._gather.hide_unit()  # a recomputation outside of calls would use its parameters without hooks
-        if module is not None and self._gather.after_call is not None and (tell := self._gather.after_call()) is not None:
-            tell()
+        if module is not None and self._gather.observer is not None and (observer := self._gather.observer()) is not None:
+            observer.after_call()
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""

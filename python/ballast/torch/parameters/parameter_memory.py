@@ -28,6 +28,7 @@ from ballast.torch.parameters.managed_parameter import (
 )
 from ballast.torch.parameters.overlapped_gathers import OverlappedGathers
 from ballast.torch.parameters.stored_tensors import StoredTensor
+from ballast.torch.parameters.unit_gather import GatherObserver
 from ballast.torch.parameters.units import ParameterUnit, UnitParameter, views_in
 from ballast.torch.parameters.writes import Snapshot, is_elsewhere, is_same_kind, users_of
 
@@ -82,10 +83,8 @@ class ParameterMemory:
     def tell_of_calls(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Call `tell` before a module uses its parameters, from now on."""
 
-    def watch_gathers(
-        self, before: weakref.WeakMethod[Callable[[int, bool], None]], after_call: weakref.WeakMethod[Callable[[], None]] | None
-    ) -> None:
-        """Call the one before another unit is gathered, and the other after a call of a module, from now on."""
+    def watch_gathers(self, observer: weakref.ref[GatherObserver]) -> None:
+        """Tell it of gathers and calls from now on."""
 
     def require_offloadable(self, parameters: bool) -> None:
         """Refuse to leave parameters on the device that are gathered into memory which is freed."""

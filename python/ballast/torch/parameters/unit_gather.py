@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from sys import getrefcount
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -195,6 +195,16 @@ def _users_of_own_storage() -> int:
     return users_of(torch.zeros(1, device="cpu"))
 
 
+class GatherObserver(Protocol):
+    """The partition whose units are gathered."""
+
+    def before_gather(self, unit: int, exact: bool) -> None:
+        """Another unit than the open one is about to be gathered."""
+
+    def after_call(self) -> None:
+        """No module is called any more."""
+
+
 class UnitGather:
     """Opens units, and releases the open one. Parameters can also be copied out: such copies stay until they are
     resharded.
@@ -235,8 +245,7 @@ class UnitGather:
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.lifecycle = Lifecycle.OPEN
         self.on_call_between_steps: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules
-        self.before_gather: weakref.WeakMethod[Callable[[int, bool], None]] | None = None  # told of another unit
-        self.after_call: weakref.WeakMethod[Callable[[], None]] | None = None  # told that no module is called any more
+        self.observer: weakref.ref[GatherObserver] | None = None
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -275,9 +284,10 @@ class UnitGather:
                 self._show(unit)
                 self._is_exact = exact
             return
-        self.require_there(self.units[unit].members[0])
-        if self.before_gather is not None and (tell := self.before_gather()) is not None:
-            tell(unit, exact)
+        if self.lifecycle is not Lifecycle.OPEN:
+            self.require_there(self.units[unit].members[0])
+        if self.observer is not None and (observer := self.observer()) is not None:
+            observer.before_gather(unit, exact)
         self.release_unit()
         acquire = self.core.acquire_exact_parameters if exact else self.core.acquire_parameters
         self._may_be_acquired = True

@@ -194,8 +194,7 @@ class Partition(ShardedState):
         self._last_backward = [NO_BACKWARD] * len(units)  # the same, by unit
         self._reset_step()
         self._joint_run, self._agreement = inputs.joint_run, inputs.agreement
-        after_call = None if self._agreement is None else weakref.WeakMethod(self._agreement.end_call)
-        self.memory.watch_gathers(weakref.WeakMethod(self._before_gather), after_call)
+        self.memory.watch_gathers(weakref.ref(self))
         if self._agreement is not None:
             first = [unit.members[0].parameter for unit in units]
             self._agreement.join(self, self.ranks, first, lasts=inputs.calls_differ)
@@ -412,10 +411,14 @@ class Partition(ShardedState):
 
     # --- Other units than those that this rank uses ---
 
-    def _before_gather(self, unit: int, exact: bool) -> None:
+    def before_gather(self, unit: int, exact: bool) -> None:
         self._complete_unit()
         if self._agreement is not None:
             self._agreement.use(self, unit, exact)
+
+    def after_call(self) -> None:
+        if self._agreement is not None:
+            self._agreement.end_call()
 
     def name_of_unit(self, unit: int) -> str:
         return unit_names(self.units)[unit]
