@@ -1,4 +1,4 @@
-"""Find the largest Llama that each system trains in a limited memory: sizes of 125M to 8B, each until it is killed.
+"""Find the largest Llama that each system trains in a limited memory: sizes of 125M to 32B, each until it is killed.
 
 A training is one process in a control group (which needs root) that limits memory and swap together, libraries included. Each
 system climbs from the smallest chosen model to the first one that it cannot train in two attempts. A size for which the drive
@@ -69,6 +69,8 @@ MODELS = (
     Llama("2B", 28, 2560, 6912, 20, 4),
     Llama("4B", 39, 3072, 8192, 24, 8),  # that of examples/llama/larger-than-memory
     Llama("8B", 36, 4096, 14336, 32, 8),
+    Llama("13B", 40, 5120, 13824, 40, 40),
+    Llama("32B", 64, 5120, 27648, 40, 8),
 )
 
 ON_DRIVE = {"stage": 3, "offload": {"parameters": "nvme:", "state": "nvme:"}, "update_in_backward": True}
