@@ -347,6 +347,23 @@ def test_gradients_of_a_deferred_model_are_refused_before_it_is_wrapped():
         assert torch.equal(ours(batch), plain(batch))
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_gradients_by_hand_are_refused_before_the_model_is_wrapped(is_inside):
+    def set_gradients(model):
+        model.small.weight.grad = torch.ones_like(model.small.weight)  # it has values
+        model.large.weight.grad = None
+        with pytest.raises(ballast.UsageError, match=r"B1007 cannot set gradients(.|\n)*\(64, 64\)(.|\n)*ballast.wrap"):
+            model.large.weight.grad = torch.ones_like(model.large.weight)
+
+    with ballast.deferred():
+        model = Casts()
+        if is_inside:
+            set_gradients(model)
+    if not is_inside:
+        set_gradients(model)
+    assert model.large.weight.grad is None
+
+
 @pytest.mark.parametrize("where", ["in the block", "after it"])
 def test_files_that_are_cast_are_read_piece_by_piece(where, tmp_path):
     torch.manual_seed(0)

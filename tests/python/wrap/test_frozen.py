@@ -432,3 +432,25 @@ def test_a_tier_without_kinds_warns_of_a_frozen_base_that_stays(names_parameters
     said = [record.getMessage() for record in caplog.records if "frozen parameters" in record.getMessage()]
     assert len(said) == (0 if names_parameters else 1)
     assert names_parameters or f'offload={{"parameters": "nvme:{tmp_path}"' in said[0]
+
+
+@pytest.mark.parametrize("when", ["before the first step", "after it"])
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gradients_by_hand_of_frozen_parameters_are_refused(stage, is_alone, when):
+    """Torch would make the step with them."""
+    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.Linear(8, 4))
+    model[0].requires_grad_(False)
+    trained = model[0] if is_alone else model
+    optimizer = ballast.wrap(torch.optim.SGD(trained.parameters(), lr=0.1), model, stage=stage)
+    if when == "after it":
+        model(torch.ones(2, 20)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = model[0].weight
+    weight.grad = torch.ones(8, 20)
+    with pytest.raises(ballast.UsageError, match=r"B1007 cannot make a step: a frozen(.|\n)*parameter 0.weight"):
+        optimizer.step()
+    weight.grad = None
+    optimizer.step()
+    optimizer.close()

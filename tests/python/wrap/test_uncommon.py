@@ -234,6 +234,64 @@ def test_an_evaluation_in_inference_mode_comes_first(stage):
     follows_torch(small, stage, body)
 
 
+def wide():
+    return torch.nn.Sequential(torch.nn.Linear(16, 80), torch.nn.Tanh(), torch.nn.Linear(80, 20))
+
+
+def deferred():
+    with ballast.deferred():
+        model = wide()
+    assert any(parameter.is_meta for parameter in model.parameters())
+    return model
+
+
+def by_hand(model, optimizer):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.empty(parameter.shape)
+        parameter.grad.copy_(torch.linspace(-1, number, parameter.numel()).view(parameter.shape))
+
+
+def by_a_penalty(model, optimizer):
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()
+
+
+def by_a_clipped_penalty(model, optimizer):
+    by_a_penalty(model, optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def by_hand_and_call(model, optimizer):
+    by_hand(model, optimizer)
+    model(small_batch(9)).sum().backward()
+
+
+def by_penalty_and_call(model, optimizer):
+    by_a_penalty(model, optimizer)
+    model(small_batch(9)).sum().backward()
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "nvme"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("gradients", "make_model"),
+    [
+        *((each, wide) for each in (by_hand, by_a_penalty, by_a_clipped_penalty, by_hand_and_call, by_penalty_and_call)),
+        *((each, deferred) for each in (by_hand, by_hand_and_call)),
+    ],
+)
+def test_gradients_come_before_the_first_call(gradients, make_model, stage, tier, tmp_path):
+    def body(model, optimizer, batch):
+        if not optimizer.state:
+            gradients(model, optimizer)
+            return 0.0
+        return with_loss(model, optimizer, batch)
+
+    options = {} if tier == "device" else {"offload": "host" if tier == "host" else f"nvme:{tmp_path}"}
+    expected = trained(wide, None, body)
+    assert expected[0] == 0.0 != expected[1]
+    assert trained(make_model, stage, body, **options) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 @pytest.mark.parametrize("backward_too", [False, True])
 def test_gradients_are_put_in_their_places_by_hand(stage, backward_too):

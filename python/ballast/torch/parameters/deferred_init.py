@@ -218,6 +218,7 @@ class FutureDevice(TorchFunctionMode):
             history = history_of(args[0])
             if history is not None:
                 return _DEVICE_PROPERTIES[func](history.device)
+        _refuse_to_set_gradient(func, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -243,6 +244,7 @@ def followed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     it computes with tensors that have values."""
     if func in _DIFFERENTIATE:
         _refuse_gradients()
+    _refuse_to_set_gradient(func, args)
     if func == _IS_META and not getattr(_state, "is_recording", False):
         return is_on_meta(args[0])  # callers ask whether there is memory
     with without_torch_function(), recording(computes=True):
@@ -255,10 +257,17 @@ def followed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return result
 
 
-def _refuse_gradients() -> None:
+def _refuse_to_set_gradient(func: Any, args: Sequence[Any]) -> None:
+    """Refuse a gradient of a tensor without memory: wrap() gives it other memory, and the gradient would be lost."""
+    if func == torch.Tensor.grad.__set__ and args[1] is not None and history_of(args[0]) is not None:
+        _refuse_gradients("set", where=_described(args[0]))
+
+
+def _refuse_gradients(verb: str = "compute", where: str = "") -> None:
     refuse_order(
-        "cannot compute gradients: the model is deferred, and its training has not begun",
-        needed="ballast.wrap(optimizer, model) before the call; or torch.no_grad() for a call without gradients",
+        f"cannot {verb} gradients: the model is deferred, and its training has not begun",
+        where=where,
+        needed="ballast.wrap(optimizer, model) before that; or torch.no_grad() for a call without gradients",
     )
 
 

@@ -403,7 +403,7 @@ class Partition(ShardedState):
 
     def _have_gradients(self) -> bool:
         """Agree on the passes of the step, and return whether there is any. If there is none, they may still come."""
-        self._accept_assignments()
+        self.accept_assignments()
         self.gradients.require_not_added("cannot compute a norm")
         if self._agree() == 0:
             self._passes = None
@@ -510,7 +510,7 @@ class Partition(ShardedState):
                 require_stream(self._gpu, self._stream)
             if not discard and not ends:
                 self.memory.require_not_gathered("cannot make a step")
-                self._accept_assignments()
+                self.accept_assignments()
                 self.gradients.require_complete()
                 self.gradients.require_not_added("cannot make a step")
             has_agreed = self._passes is not None  # ranks agreed for a norm; the user may have written to parameters since
@@ -584,7 +584,7 @@ class Partition(ShardedState):
             self.step(discard=True)
         return has_begun
 
-    def _accept_assignments(self) -> None:
+    def accept_assignments(self) -> None:
         """Discard gradients that were cleared through the model, and take those that were assigned to parameters."""
         self._discard_cleared_gradients()
         for parameter in self.gradients.not_taken():

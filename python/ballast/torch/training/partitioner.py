@@ -35,6 +35,7 @@ from ballast.torch.parameters.units import (
     UnitParameter,
     gpu_of,
     outside_of,
+    refuse_outside,
     require_known,
     units_of,
     units_of_model,
@@ -221,11 +222,31 @@ class Partitioner:
             self._grouped = now
         return True
 
-    def added(self) -> list[torch.nn.Parameter]:
-        """Return the parameters that the last partition does not train and that have a gradient. Call it after has_groups()."""
-        others = () if self._grouped is None else self._grouped.others
+    def require_no_others(self) -> None:
+        """Refuse gradients of parameters that no partition trains, or not the last one. Call it after has_groups()."""
+        frozen = (each for _, each in self._given.parameters() if not each.requires_grad)
+        others = frozen if self._grouped is None else self._grouped.others
         with without_torch_function():
-            return [each for each in others if each.requires_grad and each.grad is not None]
+            for each in [each for each in others if each.grad is not None]:
+                self.leave_or_refuse(each)
+
+    def leave_or_refuse(self, parameter: torch.nn.Parameter) -> None:
+        """Leave the gradient of a parameter to torch if the optimizer does not have it. Refuse the gradient if the partition
+        lacks the parameter for another reason."""
+        if all(each is not parameter for _, each in self._given.parameters()):
+            return
+        name = self._given.names()[id(parameter)]
+        if id(parameter) in self.outside:
+            refuse_outside(name)
+        if not parameter.requires_grad:
+            needed = "requires_grad=True before the step, or parameter.grad = None"
+            refuse_order("cannot make a step: a frozen parameter has a gradient", where=f"parameter {name}", needed=needed)
+        refuse_order(
+            "cannot take a gradient: the parameter is trained only since a later backward pass of this step",
+            where=f"parameter {name}",
+            needed="the same trained parameters in all backward passes of a step",
+            remedy="Unfreeze or add it before the first backward pass of a step.",
+        )
 
 
 class GroupedParameters:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from ballast import _core
+from ballast._torch_compat import call_after_backward
 from ballast.checks import refuse_order
 from ballast.errors import FailureError, OutOfMemoryError
 from ballast.outer.optimizer import OuterOptimizer
@@ -30,7 +31,7 @@ from ballast.torch.parameters.deferred_parameters import (
 )
 from ballast.torch.parameters.gathered_memory import has_room
 from ballast.torch.parameters.managed_parameter import Lifecycle, is_without_values
-from ballast.torch.parameters.units import refuse_outside, require_known, required
+from ballast.torch.parameters.units import require_known, required
 from ballast.torch.parameters.writes import Slots
 from ballast.torch.process_groups import ProcessGroups
 from ballast.torch.training import preconditions
@@ -256,33 +257,15 @@ class Training:
                 needed="ballast.load_checkpoint() of one that can be read",
             )
 
-    def _require_unchanged(self) -> None:
+    def _require_unchanged(self, partition: Partition) -> None:
         """Refuse to make a step with other parameters, groups or state than those with which it began."""
-        if (partition := self._step_partition) is None:
-            return
         changed = "optimizer.state" if self.updates.changed_state(self.optimizer, partition) is not None else ""
         if not self.partitioner.has_groups(partition):
             changed = "optimizer.param_groups"
         if changed:
             what = f"cannot make a step: {changed} was changed between a backward pass and its step"
             refuse_order(what, needed="the same after step()")
-        for each in self.partitioner.added():
-            self._leave_or_refuse(each)
-
-    def _leave_or_refuse(self, parameter: torch.nn.Parameter) -> None:
-        """Leave the gradient of a parameter to torch if the optimizer does not have it. Refuse the gradient if the partition
-        lacks the parameter for another reason."""
-        if all(each is not parameter for _, each in self.parameters()):
-            return
-        name = self.names()[id(parameter)]
-        if id(parameter) in self.partitioner.outside:
-            refuse_outside(name)
-        refuse_order(
-            "cannot take a gradient: the parameter is trained only since a later backward pass of this step",
-            where=f"parameter {name}",
-            needed="the same trained parameters in all backward passes of a step",
-            remedy="Unfreeze or add it before the first backward pass of a step.",
-        )
+        self.partitioner.require_no_others()
 
     # --- Another partition ---
 
@@ -357,11 +340,20 @@ class Training:
         if not self.calls.try_begin():
             refuse_other_thread("backward()", self.calls.running)
         try:
+            if self.current is None and not self.options.keeps_full_parameters:
+                call_after_backward(self._begin_after_backward)  # the rest of the pass needs the parameters that torch has
+                return
             partition = self._step_partition or self.partition()
             if not partition.arrived(parameter, hold=self.accumulates_locally):
-                self._leave_or_refuse(parameter)
+                self.partitioner.leave_or_refuse(parameter)
         finally:
             self.calls.end()
+
+    def _begin_after_backward(self) -> None:
+        """Partition the parameters after a backward pass, and take the gradients that wait in `parameter.grad`."""
+        if self.current is None:
+            with Call(self.calls, "backward()"):
+                self.partition().accept_assignments()
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
@@ -426,12 +418,13 @@ class Training:
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
         with Call(self.calls, "step()"):
-            self._require_unchanged()
             if (run := self.partitioner.joint_run) is not None:
                 run.require_others()
             elif self.has_trained_nothing:
+                self.partitioner.require_no_others()
                 return
             partition = self.partition()
+            self._require_unchanged(partition)
             self._require_averaged()
             result = partition.step(loss_scale=loss_scale, discard=found_inf, in_round=True)
             self._set_partition_of_step(None)
