@@ -397,7 +397,8 @@ class Training:
             optimizer.zero_grad()
 
     def move(self, module: torch.nn.Module) -> None:
-        """Do nothing: plain optimizers cannot leave the device."""
+        """Note what Ballast does with parameters that are off the device: plain optimizers cannot leave it."""
+        self.note("refused", 1.0)
 
     def save_and_load(self, module: torch.nn.Module) -> None:
         """Do nothing: it changes no value."""
@@ -436,8 +437,17 @@ class RankTraining(Training):
     def move(self, module: torch.nn.Module) -> None:
         for optimizer in self.optimizers:
             optimizer.offload()
+        self.note("refused", float(self.is_off_device()))
         for optimizer in self.optimizers:
             optimizer.reload()
+        assert not self.is_off_device()
+
+    def is_off_device(self) -> bool:
+        try:
+            with self.gathered(self.model.last):
+                return False
+        except ballast.UsageError as error:
+            return "device" in str(error)
 
     def save_and_load(self, module: torch.nn.Module) -> None:
         self.saved += 1
