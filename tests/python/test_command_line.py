@@ -34,6 +34,20 @@ def test_a_positional_argument_is_no_option(capsys):
     assert "there is no option --model: the model is given without a name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "gpt2", "--outer", "every=8", "--outer=every=9"], "--outer is given 2 times, and can have one value"),
+        (["plan", "gpt2", "--ranks=2", "--ranks", "2", "--ranks", "4"], "--ranks is given 3 times"),
+        (["bench", "--dtype", "bf16", "--dtype", "bf16"], "--dtype is given 2 times"),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(words)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_plan_for_programs(run):
     code, out, _ = run("plan", "llama-8b", *MACHINE, "--json")
     assert code == 0
@@ -46,7 +60,8 @@ def test_plan_for_programs(run):
 
 def test_rates_are_named(run):
     slow = run("plan", "llama-8b", *MACHINE, "--offload", "host", "--json")[1]
-    fast = run("plan", "llama-8b", *MACHINE, "--offload", "host", "--rate", "host_memory=2000GB/s", "--json")[1]
+    rates = ("--rate", "host_memory=2000GB/s", "--rate", "read=3GB/s")
+    fast = run("plan", "llama-8b", *MACHINE, "--offload", "host", *rates, "--json")[1]
     assert json.loads(fast)["plan"]["seconds"] < json.loads(slow)["plan"]["seconds"]
 
 
@@ -66,6 +81,7 @@ def test_a_program_is_printed(run):
         (["plan", "gpt3"], "gpt2"),
         (["plan", "gpt2", "--gpu", "h1000"], "h100"),
         (["plan", "gpt2", "--rate", "read"], "read=3GB/s"),
+        (["plan", "gpt2", "--rate", "read=1GB/s", "--rate", "read=2GB/s"], "it names read twice"),
         (["plan", "gpt2", "--ranks", "none"], "--ranks"),
         (["plann"], "plan"),
         ([], "COMMAND"),

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        found, unknown = super().parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else args
+        given = Counter(word.split("=")[0] for word in words)
+        for option, action in self._option_string_actions.items():
+            if given[option] > 1 and isinstance(action, argparse._StoreAction):
+                self.error(f"{option} is given {given[option]} times, and can have one value")
+        found, unknown = super().parse_known_args(words, namespace)
         positional = {f"--{action.dest}" for action in self._actions if not action.option_strings}
         for word in unknown:
             if word.split("=")[0] in positional:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import refuse, texts_by_name
 from ballast.errors import OutOfMemoryError
 from ballast.models.known import KNOWN
 from ballast.new_files import output_path, write_output
@@ -84,7 +84,7 @@ def plan(chosen: argparse.Namespace) -> Answer:
     html = output_path("--html", chosen.html, ".html") if chosen.html is not None else None
     given = {name: value for name in options_of(Options) if (value := getattr(chosen, name)) is not None}
     if chosen.rates:
-        given["rates"] = dict(_rate(word) for word in chosen.rates)
+        given["rates"] = _rates(chosen.rates)
     if "outer" in given:
         given["outer"] = outer_from_text(given["outer"])
     request = replace(request_plan(chosen.model, **given), as_flags=True)  # advice names flags
@@ -115,11 +115,11 @@ def _best(request: PlanRequest, *, as_json: bool) -> Plan:
         raise
 
 
-def _rate(word: str) -> tuple[str, str]:
-    name, equals, rate = word.partition("=")
-    if not equals:
-        refuse(f"cannot read --rate {word}: it has no '='", needed="a name and a rate, such as read=3GB/s")
-    return name, rate
+def _rates(words: list[str]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            refuse(f"cannot read --rate {word}: it has no '='", needed="a name and a rate, such as read=3GB/s")
+    return texts_by_name("--rate", ",".join(words))
 
 
 def table(plans: list[Plan], plan: Plan) -> str:
