@@ -73,6 +73,7 @@ MODELS = (
     Llama("32B", 64, 5120, 27648, 40, 8),
 )
 
+SMALL = "all on the drive, 4-bit state, bf16 gradients"
 ON_DRIVE = {"stage": 3, "offload": {"parameters": "nvme:", "state": "nvme:"}, "update_in_backward": True}
 # Each with the bytes on the drive for each parameter.
 SYSTEMS = {
@@ -80,8 +81,8 @@ SYSTEMS = {
     peer(f"{FSDP}, offload to the CPU", "Fsdp", offload=True): 0,
     peer("DeepSpeed ZeRO 3, all on the drive", "DeepSpeed", stage=3, offload="nvme:", parameters="nvme:", subgroup=10**7): 18,
     peer("Ballast, all on the drive", "Ballast", **ON_DRIVE): 14.5,
-    peer("Ballast, all on the drive, 4-bit state", "Ballast", state_format="4bit", **ON_DRIVE): 4.2,
-    peer("Ballast in C++, all on the drive, 4-bit state", CPP): 4.2,
+    peer(f"Ballast, {SMALL}", "Ballast", state_format="4bit", gradient_format="bf16", **ON_DRIVE): 4.2,
+    peer(f"Ballast in C++, {SMALL}", CPP): 4.2,
 }
 
 
@@ -101,8 +102,9 @@ class Case(NamedTuple):
         if self.system.trainer != CPP:
             return [sys.executable, __file__, "--rank", self.name, str(folder)]
         sizes = f"--new --context {TOKENS} --chunk {TOKENS} --steps {STEPS} --drive {folder}"
-        options = "--stage 3 --parameters nvme --state nvme --state-format 4bit --update-in-backward --staging 16 --lr 2e-6"
-        return [program, str(folder), str(suite.ROOT / "README.md"), *sizes.split(), *options.split()]
+        tiers = "--stage 3 --parameters nvme --state nvme --state-format 4bit --gradient-format bf16"
+        options = f"{sizes} {tiers} --update-in-backward --staging 16 --lr 2e-6"
+        return [program, str(folder), str(suite.ROOT / "README.md"), *options.split()]
 
 
 CASES = [Case(system, model) for system in SYSTEMS for model in MODELS]
