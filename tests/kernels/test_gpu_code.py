@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
-SPEC = importlib.util.spec_from_file_location("code_of_kernels", ROOT / "benchmarks" / "gpu" / "code.py")
-code = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(code)
+from kernels import code_of_kernels as code
+
+BUILD = Path(os.environ.get("BALLAST_BUILD", code.ROOT / "build" / "release"))
 
 ONE_THREAD = {"normalize_kernel"}  # one thread of a block reads a whole sum into its local memory
 

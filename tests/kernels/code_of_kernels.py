@@ -1,4 +1,4 @@
-"""Show what the kernels of a build need: code.py [BUILD]. Nothing is run, and no GPU is needed.
+"""Show what the kernels of a build need: code_of_kernels.py [BUILD]. Nothing is run, and no GPU is needed.
 
 For each kernel, and the newest architecture that it is compiled for: registers of a thread, bytes of its local memory (for what
 does not fit into registers, and arrays with computed indices), and its instructions, with those of branches that are rare.
