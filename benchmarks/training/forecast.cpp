@@ -11,11 +11,10 @@
 #include <random>
 
 #include "benchmarks/harness/measure.h"
+#include "benchmarks/kernels/elementwise.h"
 #include "benchmarks/training/run.h"
-#include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
 #include "offload/record_store.h"
-#include "optim/step.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/simulate.h"
 
@@ -42,7 +41,6 @@ class MachineRates {
   MachineRates(Communicator& world, const TrainingOptions& options, const UnitLayout& block)
       : world_(world),
         options_(options),
-        backend_(kernels::cpu_backend({.threads = options.threads})),
         elements_(block.elements()),
         plan_({.units = {{.name = "unit", .tensors = {{"weight", {elements_}}}}}},
               {.tile_elements = std::max(block.tile_elements, block.device_elements),
@@ -118,31 +116,14 @@ class MachineRates {
     return static_cast<double>(copied_bytes) / slowest([&] { std::memcpy(from + copied_bytes, from, copied_bytes); });
   }
 
-  // Updates all tiles of a unit. Counts bytes as the simulator does.
+  // Updates the whole tiles of a unit. Counts bytes as the simulator does.
   double rate_of_updates() {
-    const std::size_t state_bytes = plan_.blocks().of(0).state;
-    const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
-    std::byte* const states = own(elements_ * (byte_size(DType::bf16) + sizeof(float)) + ranges.size() * state_bytes);
-    std::byte* const parameters = states + ranges.size() * state_bytes;
-    std::byte* const gradients = parameters + elements_ * byte_size(DType::bf16);
-    std::size_t bytes = 0;
-    std::vector<TileMemory> tiles;
-    for (const Range& range : ranges) {
-      TileMemory& tile = tiles.emplace_back(plan_.blocks().state(0, 0).tile(states + tiles.size() * state_bytes));
-      tile.parameter = parameters + range.first * byte_size(DType::bf16);
-      tile.gradient = gradients + range.first * sizeof(float);
-      tile.gradient_dtype = DType::fp32;
-      tile.count = range.count;
-      tile.first_index = range.first;
-      bytes += range.count * (sizeof(float) + 2 * byte_size(DType::bf16)) + 2 * state_bytes;
-    }
-    const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = 1, .gradient_factor = 1.0});
-    return static_cast<double>(bytes) / slowest([&] {
-             for (const TileMemory& tile : tiles) {
-               const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
-               backend_->update(tile, {&run, 1}, {&group, 1});
-             }
-           });
+    const std::size_t tile = plan_.layout().units[0].tiles.front().count, tiles = elements_ / tile;
+    const std::size_t bytes_of_element = sizeof(float) + 2 * byte_size(DType::bf16);
+    const std::size_t bytes = tiles * (tile * bytes_of_element + 2 * plan_.blocks().of(0).state);
+    const Subject updates =
+        adamw(cpu_place(options_.threads), options_.format, tiles * tile, tile, {.dtype = DType::fp32});
+    return static_cast<double>(bytes) / slowest(updates.run);
   }
 
   void measure_drives(Machine& machine, std::size_t drive_bytes) {
@@ -208,7 +189,7 @@ class MachineRates {
   std::byte* exchanged(std::size_t bytes) { return grown(exchanged_, bytes, world_.shared_memory()); }
   std::byte* own(std::size_t bytes) { return grown(buffer_, bytes, nullptr); }
 
-  std::byte* grown(Buffer& buffer, std::size_t bytes, Allocator* allocator) {
+  std::byte* grown(ballast::Buffer& buffer, std::size_t bytes, Allocator* allocator) {
     if (buffer.bytes() < bytes) {
       buffer = {};  // old and new memory together may not fit
       buffer = allocate(accounts_, {.bytes = bytes, .owner = "the rates", .allocator = allocator});
@@ -218,12 +199,11 @@ class MachineRates {
 
   Communicator& world_;
   const TrainingOptions& options_;
-  std::unique_ptr<kernels::Backend> backend_;
   std::size_t elements_;  // of the unit that is measured
   CompiledPlan plan_;
   MemoryAccounts accounts_;
-  Buffer buffer_;
-  Buffer exchanged_;
+  ballast::Buffer buffer_;
+  ballast::Buffer exchanged_;
 };
 
 constexpr std::size_t least_drive_bytes = std::size_t{256} << 20;

@@ -147,9 +147,6 @@ void describe(CLI::App& app, RunOptions& o) {
          "Format of parameters and activations")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("!--untied", o.model.tied, "Give the head its own weight instead of the embedding's");
-  app.add_option("--most-repeats", o.training.schedule.most_repeats,
-                 "Share of steps that may make updates again: see Schedule::most_repeats")
-      ->check(CLI::Range(0.0, 1.0));
   app.add_flag("--wait-for-updates", o.waits_for_updates, "Wait for the updates of a step before the next one begins");
   app.add_flag("--forecast", o.forecasts, "Measure this machine first, and forecast the time of a step (CPUs)");
   app.add_flag("--hash", o.hashes_parameters, "Write a hash of the final parameters, after the steps");
