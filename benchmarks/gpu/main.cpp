@@ -148,30 +148,12 @@ std::vector<Trial> transfer_cases(std::shared_ptr<TestedGpu>& gpu, std::size_t b
 
 // --- The program ---
 
-struct Options {
-  std::size_t elements = std::size_t{128} << 20;
-  std::size_t bytes = std::size_t{512} << 20;
-  int gpu = 0;
-  Choice choice{};
-};
-
-void describe(CLI::App& app, Options& options) {
-  app.add_option("--elements", options.elements, "Elements of the kernels' arrays (128 Mi)")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::size_t{1} << 20, std::size_t{1} << 36));
-  app.add_option("--bytes", options.bytes, "Bytes of a transfer (512 MiB)")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::size_t{1} << 20, std::size_t{1} << 36));
-  app.add_option("--gpu", options.gpu, "GPU, by CUDA's number (0)");
-  describe(app, options.choice);
-}
-
-void run(const Options& options) {
+void run(const Choice& choice) {
   std::shared_ptr<TestedGpu> gpu;
-  std::vector<Trial> trials = kernel_cases(gpu, options.elements);
-  std::ranges::move(transfer_cases(gpu, options.bytes), std::back_inserter(trials));
-  if (!options.choice.list) gpu = std::make_shared<TestedGpu>(options.gpu);
-  run_trials("gpu", trials, options.choice);
+  std::vector<Trial> trials = kernel_cases(gpu, std::size_t{128} << 20);
+  std::ranges::move(transfer_cases(gpu, std::size_t{512} << 20), std::back_inserter(trials));
+  if (!choice.list) gpu = std::make_shared<TestedGpu>(0);
+  run_trials("gpu", trials, choice);
 }
 
 }  // namespace
@@ -180,7 +162,7 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace ballast::benchmarks;
   CLI::App app{"Kernels on a GPU, compared with a copy in its memory; transfers, compared with a long one"};
-  Options options;
-  describe(app, options);
-  return run_program(app, argc, argv, [&] { run(options); });
+  Choice choice;
+  describe(app, choice);
+  return run_program(app, argc, argv, [&] { run(choice); });
 }

@@ -130,16 +130,17 @@ double billions(const kernels::MatrixShape& shape) {
   return all;
 }
 
-Subject product(const ProductSizes& sizes) {
-  struct Parts {
-    explicit Parts(const ProductSizes& sizes)
-        : left(sizes.rows * sizes.inner), right(sizes.inner * sizes.columns), to(sizes.rows * sizes.columns) {}
+struct Factors {
+  Factors(const ProductSizes& sizes, DType dtype)
+      : left(sizes.rows * sizes.inner, dtype),
+        right(sizes.inner * sizes.columns, dtype),
+        to(sizes.rows * sizes.columns, dtype) {}
 
-    kernels::Cpu cpu = kernels::cpu_of({.threads = 1});
-    std::vector<kernels::BlockMemory> memory = std::vector<kernels::BlockMemory>(1);
-    Values left, right, to;
-  };
-  const auto parts = std::make_shared<Parts>(sizes);
+  Values left, right, to;
+};
+
+Subject product(const ProductSizes& sizes) {
+  const auto parts = std::make_shared<Factors>(sizes, DType::bf16);
   const kernels::Factor left{parts->left.halves(), sizes.inner, 1};
   const kernels::Factor right{parts->right.halves(), sizes.columns, 1};
   const kernels::Product task{.rows = sizes.rows,
@@ -149,19 +150,13 @@ Subject product(const ProductSizes& sizes) {
                               .right = sizes.symmetric ? transposed(left) : right,
                               .to = parts->to.halves(),
                               .symmetric = sizes.symmetric};
-  return {.work = billions(sizes), .run = [parts, task] { kernels::multiply(parts->cpu, task, parts->memory); }};
+  const auto memory = std::make_shared<std::vector<kernels::BlockMemory>>(1);
+  const kernels::Cpu cpu = kernels::cpu_of({.threads = 1});
+  return {.work = billions(sizes), .run = [=, kept = parts] { kernels::multiply(cpu, task, *memory); }};
 }
 
 Subject product_by_library(const ProductSizes& sizes, DType dtype) {
-  struct Parts {
-    Parts(const ProductSizes& sizes, DType dtype)
-        : left(sizes.rows * sizes.inner, dtype),
-          right(sizes.inner * sizes.columns, dtype),
-          to(sizes.rows * sizes.columns, dtype) {}
-
-    Values left, right, to;
-  };
-  const auto parts = std::make_shared<Parts>(sizes, dtype);
+  const auto parts = std::make_shared<Factors>(sizes, dtype);
   const auto run = [parts, sizes] {
     const llama::ConstMatrix left(parts->left.view(), sizes.inner), right(parts->right.view(), sizes.columns);
     llama::multiply_on_this_thread({.a = left,
