@@ -5,21 +5,30 @@ which an all_gather writes and a reduce_scatter reads on each rank. "In place" m
 The time is that of the slowest rank.
 """
 
-import argparse
+import ctypes
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ballast_bench
 import suite
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from ours import IN_PLACE, Communicator, copy
+from ballast.tools.bench.cases import free_port
 
 MIB = 1 << 20
 BYTES_A_SAMPLE = 64 * MIB  # small collectives run several times in a sample
+IN_PLACE = "in place"
+PATHS = {"fastest": 0, "shared memory": 1, IN_PLACE: 1, "gloo": 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def shared_copy(tensor: torch.Tensor, ours: ballast_bench.Rank) -> torch.Tensor:
+    """Return a copy in memory that all ranks read in place. It lasts until the next call."""
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(ours.shared_memory(tensor.nbytes))
+    return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).copy_(tensor)
 
 
 class Case(NamedTuple):
@@ -50,33 +59,29 @@ CASES = [
 ]
 
 
-def subjects(case: Case, ours: Communicator) -> dict[str, Callable]:
+def subjects(case: Case, ours: ballast_bench.Rank) -> dict[str, Callable]:
     """Return the functions to time, all on the same memory, after a check that both sides compute the same up to rounding."""
     elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
     full, copied = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)
     into = torch.zeros(elements // case.ranks)
     if case.path == IN_PLACE:
-        full = ours.shared(full)
+        full = shared_copy(full, ours)
+    shape = part.numel(), DTYPES[case.dtype]
     if case.collective == "all_gather":
-        run_ours = lambda: ours.all_gather(part, full)
+        run_ours = lambda: ours.all_gather(part.data_ptr(), full.data_ptr(), *shape)
         run_theirs = lambda: dist.all_gather_single(full, part)
+        received, tolerance = full, 0.0
     else:
-        run_ours = lambda: ours.reduce_scatter(full, into)
+        run_ours = lambda: ours.reduce_scatter(full.data_ptr(), into.data_ptr(), *shape)
         run_theirs = lambda: dist.reduce_scatter_single(part, full)
-    check(case, run_ours, run_theirs, full, part, into)
-    return {"ballast": run_ours, "memcpy": lambda: copy(copied, full), "torch gloo": run_theirs}
-
-
-def check(case: Case, run_ours: Callable, run_theirs: Callable, full, part, into) -> None:
+        received, tolerance = into, 2.0**-5
     run_ours()
-    if case.collective == "all_gather":
-        mine = full.clone()
-        run_theirs()
-        torch.testing.assert_close(mine, full, rtol=0, atol=0)
-    else:
-        run_theirs()
-        torch.testing.assert_close(into.to(case.dtype), part, rtol=2**-5, atol=2**-5)
+    by_ours = received.to(case.dtype, copy=True)
+    run_theirs()
+    torch.testing.assert_close(by_ours, full if received is full else part, rtol=tolerance, atol=tolerance)
+    memcpy = lambda: ballast_bench.copy(copied.data_ptr(), full.data_ptr(), full.nbytes)
+    return {"ballast": run_ours, "memcpy": memcpy, "torch gloo": run_theirs}
 
 
 def seconds_of(run: Callable, repeats: int) -> float:
@@ -89,47 +94,38 @@ def seconds_of(run: Callable, repeats: int) -> float:
     return slowest.item() / repeats
 
 
-def measure(case: Case, ours: Communicator, rounds: int) -> list[dict]:
+def measure(case: Case, ours: ballast_bench.Rank, rounds: int) -> list[dict]:
     repeats = max(1, BYTES_A_SAMPLE // (case.mebibytes * MIB))
     runs = subjects(case, ours)
     seconds = suite.in_turn(runs, lambda name: seconds_of(runs[name], repeats), rounds, warm_up=1)
-    return [record(case, seconds["ballast"], name, seconds[name]) for name in ("memcpy", "torch gloo")]
+    rate = lambda seconds: case.mebibytes * MIB / 1e9 / seconds
+    return [
+        suite.versus(case.name, against, "GB/s", seconds["ballast"], seconds[against], value_of=rate)
+        for against in ("memcpy", "torch gloo")
+    ]
 
 
-def record(case: Case, ours: list[float], against: str, theirs: list[float]) -> dict:
-    gigabytes = case.mebibytes * MIB / 1e9
-    fields = suite.comparison(ours, theirs, lambda seconds: gigabytes / seconds)
-    return {"suite": "comm", "case": case.name, "unit": "GB/s", "against": against, **fields}
-
-
-def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespace) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
+def run_rank(rank: int, ranks: int, port: int, cases: list[Case], rounds: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for path in dict.fromkeys(case.path for case in cases):
-        ours = Communicator(path)
+        ours = ballast_bench.Rank(PATHS[path])
         for case in cases:
             if case.path != path:
                 continue
-            rows = measure(case, ours, options.rounds)
-            suite.emit(rows if rank == 0 else ())
-        ours.close()
+            rows = measure(case, ours, rounds)
+            suite.emit("comm", rows if rank == 0 else ())
+        del ours  # all ranks leave together
     dist.destroy_process_group()
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="comm", description=__doc__.split("\n")[0])
-    parser.add_argument("--port", type=int, default=29400, help="the rendezvous of torch's ranks; Ballast uses the next one")
-    parser.add_argument("--rounds", type=int, default=9)
-    return suite.choose(parser, CASES, lambda case: case.name)
-
-
 def main() -> None:
-    options = arguments()
+    options = suite.choose(suite.parser_of("comm", __doc__, rounds=9), CASES, lambda case: case.name)
     for ranks in dict.fromkeys(case.ranks for case in options.cases):
         cases = [case for case in options.cases if case.ranks == ranks]
-        multiprocessing.spawn(run_rank, (ranks, cases, options), nprocs=ranks)
+        multiprocessing.spawn(run_rank, (ranks, free_port(), cases, options.rounds), nprocs=ranks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,8 @@
 #include "benchmarks/offload/update.h"
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
-#include "kernels/state_math.h"
+#include "kernels/state_access.h"
+#include "optim/state_layout.h"
 #include "optim/step.h"
 #include "zero/comm/connect.h"
 
@@ -27,35 +28,35 @@ std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
 
 View view(Address memory, std::size_t count, int dtype) { return {at(memory), count, static_cast<DType>(dtype)}; }
 
+// AdamW with torch's default options.
 class AdamW {
  public:
-  explicit AdamW(int threads) : backend_(kernels::cpu_backend({.threads = threads})) {}
+  AdamW(int threads, int format, int dtype, std::size_t count)
+      : backend_(kernels::cpu_backend({.threads = threads})),
+        layout_({.format = static_cast<StateFormat>(format),
+                 .parameter = static_cast<DType>(dtype),
+                 .names = optim::AdamW::state},
+                count) {}
 
-  // Makes step `number`, counted from 1, with torch's default options. A tile has values and addresses by name; those of state that
-  // its format lacks are missing.
-  void step(std::uint64_t number, const py::dict& tile) {
-    const auto value = [&](const char* name) { return tile.contains(name) ? tile[name].cast<Address>() : 0; };
-    const auto scales = [&](const char* name) { return reinterpret_cast<float*>(value(name)); };
-    const TileMemory update{.format = static_cast<StateFormat>(value("format")),
-                            .parameter_dtype = static_cast<DType>(value("parameter_dtype")),
-                            .gradient_dtype = static_cast<DType>(value("gradient_dtype")),
-                            .parameter = at(value("parameter")),
-                            .gradient = at(value("gradient")),
-                            .master = at(value("master")),
-                            .momentum = at(value("momentum")),
-                            .variance = at(value("variance")),
-                            .momentum_scales = scales("momentum_scales"),
-                            .variance_scales = scales("variance_scales"),
-                            .count = value("count"),
-                            .rounding_stream = number};
-    const kernels::Run run{.begin = 0, .count = update.count, .group = 0};
-    const auto group = optim::at(optim::AdamW{}, {.number = number});
-    const py::gil_scoped_release released;
-    backend_->update(update, {&run, 1}, {&group, 1});
+  std::size_t state_bytes() const { return layout_.bytes(); }
+
+  // Makes the next step. Before the first one, the state is zeros.
+  void step(Address parameter, Address gradient, Address state) {
+    TileMemory tile = layout_.tile(at(state));
+    tile.parameter = at(parameter);
+    tile.gradient = at(gradient);
+    tile.gradient_dtype = tile.parameter_dtype;
+    tile.rounding_stream = ++steps_;
+    if (steps_ == 1) kernels::begin_master(tile, *backend_);
+    const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
+    const auto group = optim::at(optim::AdamW{}, {.number = steps_});
+    backend_->update(tile, {&run, 1}, {&group, 1});
   }
 
  private:
   std::unique_ptr<kernels::Backend> backend_;
+  optim::StateLayout layout_;
+  std::uint64_t steps_ = 0;
 };
 
 // A member of the job that the environment names.
@@ -93,10 +94,12 @@ class Rank {
 
 PYBIND11_MODULE(ballast_bench, module) {
   const py::call_guard<py::gil_scoped_release> released;
-  module.attr("group_size") = group_size;
   module.def(
       "copy", [](Address to, Address from, std::size_t bytes) { std::memcpy(at(to), at(from), bytes); }, released);
-  py::class_<AdamW>(module, "AdamW").def(py::init<int>()).def("step", &AdamW::step);
+  py::class_<AdamW>(module, "AdamW")
+      .def(py::init<int, int, int, std::size_t>())
+      .def("state_bytes", &AdamW::state_bytes)
+      .def("step", &AdamW::step, released);
   py::class_<Rank>(module, "Rank")
       .def(py::init<int>(), released)
       .def("shared_memory", &Rank::shared_memory, released)

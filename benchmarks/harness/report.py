@@ -98,22 +98,12 @@ def baseline_header(command: str, date: str) -> str:
 def read_baseline(lines: Iterable[str], file: str) -> Baseline:
     command, date, records = "", "", []
     for place, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if is_header(line):
+        if line.startswith('{"command"'):
             header = json.loads(line)
             command, date = header["command"], header.get("date", "")
-        else:
+        elif line.strip():
             records.append(record_of(line, f"{file}, line {place}"))
     return Baseline(command, date, records)
-
-
-def is_header(line: str) -> bool:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "command" in found and "case" not in found
 
 
 class Finding(NamedTuple):

@@ -11,9 +11,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TextIO, TypedDict
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def parser_of(suite: str, about: str | None, *, directory: str = "", rounds: int = 0) -> argparse.ArgumentParser:
+    """Return a parser with the options that suites share: `directory` says what is kept there, and `rounds` is the default."""
+    description = (about or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog=suite, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if directory:
+        parser.add_argument("--directory", type=Path, default=Path.cwd(), help=f"{directory} (here)")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds of each case (%(default)s)")
+    return parser
 
 
 def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
@@ -72,7 +83,17 @@ def in_turn(subjects: Iterable[Any], run: Callable[[Any], Any], rounds: int, war
     return samples
 
 
-def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
+def line(case: str, value: float, unit: str) -> dict:
+    """Return the line of a case that is compared with nothing."""
+    return {"case": case, "value": value, "unit": unit, "against": "", "ratio": None}
+
+
+def versus(case: str, against: str, unit: str, *sides: Sequence[float], value_of: Callable[[float], float] = float) -> dict:
+    """Return the line of a case whose rounds ran in turn with those of another subject."""
+    return {"case": case, "unit": unit, "against": against, **comparison(*sides, value_of)}
+
+
+def comparison(ours: Sequence[float], theirs: Sequence[float], value_of: Callable[[float], float]) -> dict:
     """Return the seconds of rounds that ran in turn as fields of a line; `value_of` turns seconds into the case's unit."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
@@ -102,9 +123,16 @@ def read_rows(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def emit(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows for the report, at once."""
-    print(lines(rows), end="", flush=True)
+def emit(suite: str, rows: Iterable[Mapping[str, Any]], output: TextIO | None = None) -> None:
+    """Print the lines of a suite for the report, at once."""
+    print(lines({"suite": suite, **row} for row in rows), end="", file=output, flush=True)
+
+
+def own_output() -> TextIO:
+    """Return standard output. What DeepSpeed and its compilers write there goes to standard error from now on."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
 
 
 def renew(page: Path, program: str, text: str) -> None:

@@ -47,8 +47,7 @@ def train(kind: str) -> dict[str, float]:
 
 def in_own_process(kind: str) -> dict[str, float]:
     ended = subprocess.run([sys.executable, __file__, kind], check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(ended.stdout)
-    return found
+    return json.loads(ended.stdout)
 
 
 def rows_of(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> list[dict]:
@@ -56,8 +55,7 @@ def rows_of(ours: list[dict[str, float]], plain: list[dict[str, float]]) -> list
     rows = []
     for suffix, unit, key, scale in (("", "s", "seconds", 1.0), (", memory", "MiB", "peak", 2.0**-20)):
         samples = ([each[key] for each in kind] for kind in (ours, plain))
-        fields = suite.comparison(*samples, lambda value, scale=scale: value * scale)
-        rows.append({"suite": "hooks", "case": NAME + suffix, "unit": unit, "against": PLAIN, **fields})
+        rows.append(suite.versus(NAME + suffix, PLAIN, unit, *samples, value_of=scale.__mul__))
     return rows
 
 

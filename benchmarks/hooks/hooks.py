@@ -6,10 +6,8 @@ trains. Each case has two lines: the time of both models for each event, and the
 in chunked_loss.py.
 """
 
-import argparse
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -163,26 +161,25 @@ def measure(event: Event, stages: list[int], rounds: int) -> list[dict]:
 
 
 def rows_of(case: Case, ours: list[float], plain: list[float]) -> list[dict]:
-    line = {"suite": "hooks", "case": case.name, "unit": "us", "against": "plain torch"}
+    microseconds = lambda seconds: 1e6 * seconds
     added = statistics.median(our - their for our, their in zip(ours, plain, strict=True))
     return [
-        {**line, **suite.comparison(ours, plain, lambda seconds: 1e6 * seconds)},
-        {"suite": "hooks", "case": f"{case.name}: added", "unit": "us", "value": 1e6 * added},
+        suite.versus(case.name, "plain torch", "us", ours, plain, value_of=microseconds),
+        suite.line(f"{case.name}: added", microseconds(added), "us"),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="steps of each model, after three to warm up (%(default)s)")
+    parser = suite.parser_of("hooks", __doc__, rounds=100)
     parser.add_argument("--processes", type=int, default=5, help="trainings with each loss of many words (%(default)s)")
     options = suite.choose(parser, [*(case.name for case in CASES), chunked_loss.NAME], str)
     cases = [case for case in CASES if case.name in options.cases]
     torch.set_num_threads(1)
     for event in dict.fromkeys(case.event for case in cases):
-        suite.emit(measure(event, [case.stage for case in cases if case.event == event], options.rounds))
+        suite.emit("hooks", measure(event, [case.stage for case in cases if case.event == event], options.rounds))
     if chunked_loss.NAME in options.cases:
-        suite.emit(chunked_loss.measure(options.processes))
+        suite.emit("hooks", chunked_loss.measure(options.processes))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

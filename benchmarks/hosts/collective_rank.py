@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import ballast_bench
 import network
 import suite
 import torch
 import torch.distributed as dist
-from collectives import Case, subjects
-from ours import Communicator
+from collectives import PATHS, Case, subjects
 
 
 def timed(call: Callable) -> tuple[float, int]:
@@ -26,14 +26,13 @@ def main() -> None:
     mebibytes, rounds = map(int, sys.argv[1:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    ours = Communicator("fastest")
+    ours = ballast_bench.Rank(PATHS["fastest"])
     calls = {}
     for collective in ("all_gather", "reduce_scatter"):
         case = Case(collective, torch.bfloat16, mebibytes, dist.get_world_size(), "fastest")
         runs = subjects(case, ours)
         calls |= {collective: runs["ballast"], f"{collective}, torch gloo": runs["torch gloo"]}
     print(json.dumps(suite.in_turn(calls, lambda name: timed(calls[name]), rounds, warm_up=1)), flush=True)
-    ours.close()
     os._exit(0)  # torch's groups sometimes hang at exit
 
 

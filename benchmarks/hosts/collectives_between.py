@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from network import SITES, Network, Site, run_ranks
+from network import SITES, Network, Site, megabytes, run_ranks
 
 RANK = Path(__file__).with_name("collective_rank.py")
 MEBIBYTES = 32
@@ -31,17 +31,14 @@ CASES = [Case(site, collective) for site in SITES for collective in ("all_gather
 
 def records(case: Case, ranks: list[dict]) -> list[dict]:
     """Return the lines of a case: the rate of the needed bytes vs. the link's and vs. torch's, and the bytes sent."""
-    slowest = lambda name: [max(sample) for sample in zip(*([taken[0] for taken in rank[name]] for rank in ranks), strict=True)]
-    ours, theirs = slowest(case.collective), slowest(f"{case.collective}, {TORCH}")
+    most = lambda name, field: [max(sample) for sample in zip(*([taken[field] for taken in rank[name]] for rank in ranks))]
+    ours, theirs, sent = most(case.collective, 0), most(f"{case.collective}, {TORCH}", 0), most(case.collective, 1)
     needed, link = case.needed_bytes, case.site.link.bytes_per_second
     rate = lambda seconds: needed / seconds / 1e6
-    sent = [max(sample) for sample in zip(*([taken[1] for taken in rank[case.collective]] for rank in ranks), strict=True)]
-    line = {"suite": "hosts", "case": case.name, "unit": "MB/s"}
     return [
-        {**line, "against": "link", **suite.comparison(ours, [needed / link] * len(ours), rate)},
-        {**line, "against": TORCH, **suite.comparison(ours, theirs, rate)},
-        {**line, "case": f"{case.name}, sent", "unit": "MB", "against": "needed"}
-        | suite.comparison([float(count) for count in sent], [needed] * len(sent), lambda count: count / 1e6),
+        suite.versus(case.name, "link", "MB/s", ours, [needed / link] * len(ours), value_of=rate),
+        suite.versus(case.name, TORCH, "MB/s", ours, theirs, value_of=rate),
+        suite.versus(f"{case.name}, sent", "needed", "MB", sent, [needed] * len(sent), value_of=megabytes),
     ]
 
 
@@ -51,4 +48,4 @@ def compare(cases: list[Case], rounds: int) -> None:
             program = [str(RANK), str(MEBIBYTES), str(rounds)]
             ranks = run_ranks(site, network, program, Path(folder))
         for case in (case for case in cases if case.site == site):
-            suite.emit(records(case, ranks))
+            suite.emit("hosts", records(case, ranks))

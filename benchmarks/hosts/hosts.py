@@ -8,6 +8,7 @@ those bytes. All should reach DDP's losses: the suite fails if Ballast does not.
 """
 
 import argparse
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import collectives_between
 import losses
 import suite
-from network import Network, require_root, run_isolated, run_ranks
+from network import Network, megabytes, require_root, run_isolated, run_ranks
 from peers_training import TOLERANCES, Run, largest_difference, summary
 from systems import ALONE, DDP
 from trainings import CASES, Case, with_references
@@ -35,17 +36,15 @@ def records(case: Case, runs: Runs) -> list[dict]:
     """Return the lines of a case; above 1 is better in all of them."""
     ours, ddp, alone = ([run.seconds for run in runs[side]] for side in (case, case.of(DDP), case.of(ALONE)))
     in_tokens = lambda seconds: case.workload.tokens / seconds
-    line = {"suite": "hosts", "case": case.name, "unit": "tok/s"}
+    speed = suite.line(case.name, in_tokens(statistics.median(ours)), "tok/s")
     if case.system.name == ALONE:
-        return [{**line, "against": "", **suite.comparison(ours, ours, in_tokens), "ratio": None}]
+        return [speed]
     limits = [max(seconds, case.link_seconds) for seconds in alone]
-    needed = [case.needed_bytes] * len(ours)
-    sent = suite.comparison([run.sent_bytes for run in runs[case]], needed, lambda count: count / 1e6)
-    vs_ddp = {"against": DDP, **suite.comparison(ours, ddp, in_tokens)}
+    sent, needed = [run.sent_bytes for run in runs[case]], [case.needed_bytes] * len(ours)
     return [
-        {**line, **(vs_ddp if case.system.name != DDP else {**vs_ddp, "against": "", "ratio": None})},
-        {**line, "case": f"{case.name}, vs. limit", "against": "limit", **suite.comparison(ours, limits, in_tokens)},
-        {**line, "case": f"{case.name}, sent", "unit": "MB", "against": "needed", **sent},
+        speed if case.system.name == DDP else suite.versus(case.name, DDP, "tok/s", ours, ddp, value_of=in_tokens),
+        suite.versus(f"{case.name}, vs. limit", "limit", "tok/s", ours, limits, value_of=in_tokens),
+        suite.versus(f"{case.name}, sent", "needed", "MB", sent, needed, value_of=megabytes),
     ]
 
 
@@ -77,8 +76,7 @@ def measure(cases: list[Case], rounds: int) -> Runs:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hosts", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = suite.parser_of("hosts", __doc__, rounds=3)
     parser.add_argument("--collectives", action="store_true", help="time collectives instead of trainings; minutes")
     meaning = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
     parser.add_argument("--losses", action="store_true", help=meaning)
@@ -98,7 +96,7 @@ def compare(options: argparse.Namespace) -> None:
     cases = with_references(options.cases)
     runs = measure(cases, options.rounds)
     for case in cases:
-        suite.emit(records(case, runs))
+        suite.emit("hosts", records(case, runs))
     others = with_other_losses(cases, runs)
     for case in others:
         print(f"{case.name}: its losses differ from DDP's", file=sys.stderr)

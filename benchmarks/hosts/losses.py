@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import suite
 from contest import append
-from network import Link, Network, Site, run_ranks
+from network import Link, Network, Site, megabytes, run_ranks
 
 RANK = Path(__file__).with_name("loss_rank.py")
 SITE = Site(2, 1, Link(0.1))
@@ -107,16 +107,14 @@ def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
 def records(row: dict, ddp: dict | None) -> list[dict]:
     """Return the lines of a training; a ratio above 1 is better in all of them."""
     name, (_, loss, seconds, sent) = f"{row['case']}, {row['curve'][-1][0]} steps", row["curve"][-1]
-    mine = {"loss": loss, "s": seconds, "MB": sent / 1e6}
-    lines = []
-    for number, (unit, value) in enumerate(mine.items(), start=1):
-        what = {"loss": "", "s": ", time", "MB": ", sent"}[unit]
-        line = {"suite": "hosts", "case": name + what, "value": value, "unit": unit, "against": "", "ratio": None}
-        if ddp is not None and ddp is not row:
-            theirs = ddp["curve"][-1][number] / (1e6 if unit == "MB" else 1)
-            line |= {"against": DDP.name, "against_value": theirs, "ratio": theirs / value}
-        lines.append(line)
-    return lines
+    mine = [("", loss, "loss"), (", time", seconds, "s"), (", sent", megabytes(sent), "MB")]
+    if ddp is None or ddp is row:
+        return [suite.line(name + what, value, unit) for what, value, unit in mine]
+    theirs = [*ddp["curve"][-1][1:3], megabytes(ddp["curve"][-1][3])]
+    return [
+        suite.versus(name + what, DDP.name, unit, [value], [other])
+        for (what, value, unit), other in zip(mine, theirs, strict=True)
+    ]
 
 
 def train(case: LossCase, steps: int, network: Network) -> dict:
@@ -137,4 +135,4 @@ def compare(options: Namespace) -> None:
             finished[case.key(steps)] = row
             append(options.runs, row)
     for case, steps in wanted:
-        suite.emit(records(finished[case.key(steps)], finished.get(case._replace(scheme=DDP).key(steps))))
+        suite.emit("hosts", records(finished[case.key(steps)], finished.get(case._replace(scheme=DDP).key(steps))))

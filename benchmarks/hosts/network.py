@@ -200,6 +200,10 @@ def sent_bytes() -> int:
     return limit["bytes"]
 
 
+def megabytes(count: float) -> float:
+    return count / 1e6
+
+
 def require_root() -> None:
     if os.geteuid() != 0:
         raise SystemExit("hosts: cannot imitate hosts: network namespaces and limits of links need root")

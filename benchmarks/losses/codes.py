@@ -14,7 +14,7 @@ from typing import Any
 
 import contest
 import suite
-from contest import TRAINING, Case, Contest, Task
+from contest import TRAINING, Case, Contest
 
 EXACT = "exact"
 WIRES = {  # what ranks send at stage 3
@@ -22,49 +22,31 @@ WIRES = {  # what ranks send at stage 3
     "all in int8": "int8",
     "gradients in int4, all else in int8": {"gather": "int8", "reduce": "int4"},
 }
-CONTEST = Contest("codes", "what ranks send", tuple(WIRES))
+CONTEST = Contest("codes", "what ranks send", tuple(WIRES), ("AdamW in bf16", "one on each of two ranks"))
 
 
 def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
-    from loss_training import Losses
-
     command = [sys.executable, __file__, "--rank", case.contender, str(case.seed), str(steps), folder]
     with tempfile.TemporaryDirectory(prefix="ballast-codes-") as logs:
         [losses] = suite.run_ranks(f"codes: {case.name}", 2, lambda rank: command, Path(logs))
-    return Losses(**losses)
-
-
-def setting(task: Task, steps: int) -> str:
-    import loss_training
-
-    return loss_training.setting(task, steps, "AdamW in bf16", "one on each of two ranks")
+    return contest.Losses(**losses)
 
 
 def training_of(codes: str, seed: int, steps: int) -> Any:
     """Return the training of one of several ranks."""
-    import ballast
-    import torch
     from loss_training import Plan, Training
 
-    plan = Plan(TRAINING, seed, steps)
-    model = plan.model(torch.bfloat16)
-    plain = torch.optim.AdamW(model.parameters(), lr=TRAINING.learning_rate)
-    wrapped = ballast.wrap(plain, model, stage=3, wire=WIRES[codes], tuning=ballast.Tuning(threads=1))
-    return Training(plan, model, [wrapped])
+    return Training.in_bf16(Plan(TRAINING, seed, steps), stage=3, wire=WIRES[codes])
 
 
 def train_rank(codes: str, seed: str, steps: str, folder: str) -> None:
     """Train in this process. Rank 0 prints the losses, in JSON."""
-    import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    training = training_of(codes, int(seed), int(steps))
-    losses = training.train(Path(folder))
+    losses = training_of(codes, int(seed), int(steps)).to_the_end(Path(folder))
     if dist.get_rank() == 0:
         print(json.dumps(losses._asdict()), flush=True)
-    training.close()
     dist.destroy_process_group()
 
 
@@ -72,4 +54,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         train_rank(*sys.argv[2:])
     else:
-        contest.Suite([CONTEST], __doc__, steps=2000, setting=setting, train=train_on_ranks).main()
+        contest.Suite([CONTEST], __doc__, steps=2000, train=train_on_ranks).main()

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import suite
 
@@ -113,9 +113,9 @@ class Case(NamedTuple):
 Finished = dict[Case, dict[str, Any]]
 
 
-class Losses(Protocol):
-    curve: list[tuple[int, float]]
-    last: float
+class Losses(NamedTuple):
+    curve: list[tuple[int, float]]  # steps, and the mean loss of a few held-out sequences
+    last: float  # the mean loss of more of them
 
 
 # The folder that it gets is for what a stopped run has trained.
@@ -126,6 +126,7 @@ class Contest(NamedTuple):
     suite: str
     differs_in: str  # the field of a row and the column of the table that name a contender
     contenders: tuple[str, ...]
+    update: tuple[str, ...]  # what all of them have in common: the update, and how ranks share a step
     task: Task = TRAINING
 
     @property
@@ -147,18 +148,25 @@ class Contest(NamedTuple):
             sys.exit(f"{self.suite}: cannot read runs from {path}: it has lines of a report, which --compare reads")
         return {Case(row[self.differs_in], row["seed"]): row for row in rows if row.get(self.differs_in) in self.contenders}
 
+    def setting(self, steps: int) -> str:
+        """Return in words what decides the losses, besides contender and seed."""
+        import loss_training  # needs torch, which --help and --table do without
+
+        own = loss_training.setting(self.task, steps, *self.update)
+        begin = self._replace(task=TRAINING)
+        return own if self == begin else f"{own}, after {begin.setting(steps * self.task.part)}"
+
     def row_of(self, case: Case) -> dict[str, Any]:
         return {self.differs_in: case.contender, "seed": case.seed}
 
-    def make_runs(self, options: argparse.Namespace, setting: str, train: Train) -> None:
-        """Make the runs that the file lacks, and add each to the file with the machine and the command that repeats it.
-        `setting` tells in words what decides the losses, besides contender and seed."""
-        finished = self.read(options.runs)
+    def make_runs(self, options: argparse.Namespace, train: Train) -> None:
+        """Make the runs that the file lacks, and add each to the file with the machine and the command that repeats it."""
+        finished, steps = self.read(options.runs), options.steps // self.task.part
+        setting = self.setting(steps)
         for case, row in finished.items():
             if row["setting"] != setting:
                 reason = f"{case.name} has '{row['setting']}', not '{setting}'"
                 sys.exit(f"{self.suite}: cannot add to the recorded runs: {reason}; use another file")
-        steps = options.steps // self.task.part
         for case in (each for each in options.cases if each in self.cases and each not in finished):
             print(f"{self.suite}: {case.name}", file=sys.stderr, flush=True)
             begin = time.monotonic()
@@ -186,9 +194,6 @@ class Contest(NamedTuple):
         head, *rest = (f"| {' | '.join(line)} |" for line in (columns, *(result.cells for result in self.results(finished))))
         return "\n".join([head, "|---" * len(columns) + "|", *rest, ""])
 
-    def record(self, case: str, loss: float) -> dict[str, Any]:
-        return {"suite": self.suite, "case": case, "value": loss, "unit": "loss", "against": "", "ratio": None}
-
     def records(self, finished: Finished) -> list[dict[str, Any]]:
         """Return two lines for each contender that has all seeds: the mean of its losses, and their spread. A ratio above 1 is
         a lower loss than that of the reference."""
@@ -196,12 +201,12 @@ class Contest(NamedTuple):
         for result in self.results(finished):
             if not result.is_finished:
                 continue
-            line, found = self.record(result.contender, result.mean), result.difference
+            line, found = suite.line(result.contender, result.mean, "loss"), result.difference
             if found is not None and result.reference is not None:
                 theirs = statistics.fmean(result.reference.values())
                 line |= {"against": self.reference, "against_value": theirs, "ratio": theirs / result.mean}
                 line["spread"] = found.within / theirs
-            lines += [line, self.record(f"{result.contender}, spread of seeds", result.spread)]
+            lines += [line, suite.line(f"{result.contender}, spread of seeds", result.spread, "loss")]
         return lines
 
 
@@ -219,17 +224,16 @@ class Suite(NamedTuple):
     contests: Sequence[Contest]
     description: str | None
     steps: int
-    setting: Callable[[Task, int], str]  # needs torch, which --help and --table do without
     train: Train
     more: Callable[[Finished], Iterable[dict[str, Any]]] = lambda finished: ()  # further lines of the report
 
     def main(self) -> None:
         options = self._arguments()
         for each in self.contests if not options.table else ():
-            each.make_runs(options, self.setting(each.task, options.steps // each.task.part), self.train)
+            each.make_runs(options, self.train)
         finished = [(each, each.read(options.runs)) for each in self.contests]
         for each, rows in finished:
-            suite.emit([*each.records(rows), *self.more(rows)])
+            suite.emit(each.suite, [*each.records(rows), *self.more(rows)])
         tables = "\n".join(each.markdown(rows) for each, rows in finished)
         print(f"\n{tables}", file=sys.stderr)
         if options.renew:
@@ -237,8 +241,7 @@ class Suite(NamedTuple):
 
     def _arguments(self) -> argparse.Namespace:
         name = self.contests[0].suite
-        form = argparse.RawDescriptionHelpFormatter
-        parser = argparse.ArgumentParser(prog=name, description=self.description, formatter_class=form)
+        parser = suite.parser_of(name, self.description)
         runs = f"the file of the finished runs ({name}.jsonl in the build)"
         parser.add_argument("--runs", type=Path, required=True, help=runs)
         multiple = POINTS * max(each.task.part for each in self.contests)

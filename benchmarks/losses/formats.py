@@ -25,31 +25,20 @@ def contender(task: Task, state: str, gradients: str) -> str:
     return f"{task.name}, state {state}, gradients {gradients}"
 
 
-CONTESTS = [Contest("formats", "formats", tuple(contender(task, *pair) for pair in PAIRS), task) for task in TASKS.values()]
+CONTESTS = [
+    Contest("formats", "formats", tuple(contender(task, *pair) for pair in PAIRS), ("AdamW in bf16",), task)
+    for task in TASKS.values()
+]
 START = Case(CONTESTS[0].reference, 0)  # fine-tuning begins with its parameters
-
-
-def setting(task: Task, steps: int) -> str:
-    import loss_training
-
-    own = loss_training.setting(task, steps, "AdamW in bf16")
-    return own if task == TRAINING else f"{own}, after {setting(TRAINING, steps * task.part)}"
 
 
 def training_of(case: Case, steps: int, start: dict[str, Any] | None = None) -> Any:
     """Return the training of a case, which begins with these parameters if there are some."""
-    import ballast
-    import torch
     from loss_training import Plan, Training
 
     name, state, gradients = case.contender.split(", ")
-    plan = Plan(TASKS[name], case.seed, steps)
-    model = plan.model(torch.bfloat16)
-    if start is not None:
-        model.load_state_dict(start)
-    plain = torch.optim.AdamW(model.parameters(), lr=plan.task.learning_rate)
     formats = {"state_format": state.removeprefix("state "), "gradient_format": gradients.removeprefix("gradients ")}
-    return Training(plan, model, [ballast.wrap(plain, model, **formats, tuning=ballast.Tuning(threads=1))])
+    return Training.in_bf16(Plan(TASKS[name], case.seed, steps), start, **formats)
 
 
 def start_of(steps: int, folder: Path) -> dict[str, Any]:
@@ -58,28 +47,25 @@ def start_of(steps: int, folder: Path) -> dict[str, Any]:
     import torch
 
     file = folder / "start.pt"
-    if not file.exists() or torch.load(file)["setting"] != setting(TRAINING, steps):
+    if not file.exists() or torch.load(file)["setting"] != CONTESTS[0].setting(steps):
         train(START, steps, folder / START.folder(steps))
-    parameters: dict[str, Any] = torch.load(file)["parameters"]
-    return parameters
+    return torch.load(file)["parameters"]
 
 
 def train(case: Case, steps: int, folder: Path) -> contest.Losses:
     import torch
 
-    torch.set_num_threads(1)
     is_tuning = case in CONTESTS[1].cases
     run = training_of(case, steps, start_of(steps * FINE_TUNING.part, folder.parent) if is_tuning else None)
-    losses: contest.Losses = run.train(folder)
-    run.close()
+    losses: contest.Losses = run.to_the_end(folder)
     if case == START:
-        kept = {"setting": setting(TRAINING, steps), "parameters": run.model.state_dict()}
+        kept = {"setting": CONTESTS[0].setting(steps), "parameters": run.model.state_dict()}
         torch.save(kept, folder.with_name("start.pt"))
     return losses
 
 
 def main() -> None:
-    contest.Suite(CONTESTS, __doc__, steps=2000, setting=setting, train=train).main()
+    contest.Suite(CONTESTS, __doc__, steps=2000, train=train).main()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import ballast
 import gpt
 import torch
 import torch.distributed as dist
-from contest import POINTS, Task
+from contest import POINTS, Losses, Task
 
 LAYERS, WIDTH, HEADS, CONTEXT = 6, 640, 10, 64
 MICRO_STEPS = 2  # gradients in bf16 are rounded stochastically from the second one on
@@ -72,11 +72,6 @@ def setting(task: Task, steps: int, update: str, *ranks: str) -> str:
     return ", ".join([f"{LAYERS} layers of width {WIDTH}", f"{steps} steps", tokens, update, schedule, *ranks, text])
 
 
-class Losses(NamedTuple):
-    curve: list[tuple[int, float]]  # steps, and the mean loss of a few held-out sequences
-    last: float  # the mean loss of more of them
-
-
 class Plan(NamedTuple):
     """How long a model is trained, on which batches, and at which learning rates."""
 
@@ -100,8 +95,31 @@ class Training:
 
     def __init__(self, plan: Plan, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer]):
         self.plan, self.text, self.model = plan, TEXTS[plan.task.text](), model
-        self.optimizers = list(optimizers)
+        self.optimizers = optimizers
         self.schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: plan.rate(step)) for each in self.optimizers]
+
+    @classmethod
+    def with_ballast(
+        cls, plan: Plan, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer], **options: Any
+    ) -> Training:
+        """Wrap all optimizers, and return the training."""
+        ballast.wrap(optimizers if len(optimizers) > 1 else optimizers[0], model, tuning=ballast.Tuning(threads=1), **options)
+        return cls(plan, model, optimizers)
+
+    @classmethod
+    def in_bf16(cls, plan: Plan, start: dict[str, Any] | None = None, **options: Any) -> Training:
+        """Return a training with AdamW, which begins with these parameters if there are some."""
+        model = plan.model(torch.bfloat16)
+        if start is not None:
+            model.load_state_dict(start)
+        return cls.with_ballast(plan, model, [torch.optim.AdamW(model.parameters(), lr=plan.task.learning_rate)], **options)
+
+    def to_the_end(self, unfinished: Path) -> Losses:
+        """Train on one thread, and release what the optimizers hold."""
+        torch.set_num_threads(1)
+        losses = self.train(unfinished)
+        self.close()
+        return losses
 
     def train(self, unfinished: Path) -> Losses:
         """Train to the end. Until then the folder has a checkpoint of each point of the curve, and a stopped run continues."""

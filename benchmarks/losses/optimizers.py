@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import contest
-from contest import SEEDS, TRAINING, Case, Contest, Finished, Task
+import suite
+from contest import SEEDS, TRAINING, Case, Contest, Finished
 
 # Muon updates the matrices of blocks, with AdamW for all others.
 TORCH_MUON = "Muon in torch"
 BALLAST_MUON = "Muon in Ballast"
 BALLAST_ADAMW = "AdamW in Ballast"
-CONTEST = Contest("optimizers", "optimizer", (TORCH_MUON, BALLAST_MUON, BALLAST_ADAMW))
 WEIGHT_DECAY = 0.01  # the decay of all optimizers; AdamW's default, where Muon's would be 0.1
+UPDATE = f"fp32 parameters, weight decay {WEIGHT_DECAY:g}, Muon's rate adjusted to AdamW's"
+CONTEST = Contest("optimizers", "optimizer", (TORCH_MUON, BALLAST_MUON, BALLAST_ADAMW), (UPDATE,))
 
 
 def largest_gap(finished: Finished) -> float | None:
@@ -38,28 +40,14 @@ def records_of_curves(finished: Finished) -> list[dict[str, Any]]:
     """Return a line when both have all seeds."""
     gap = largest_gap(finished)
     all_there = all(Case(each, seed) in finished for each in (TORCH_MUON, BALLAST_MUON) for seed in SEEDS)
-    return [CONTEST.record("Muon, difference of curves", gap)] if gap is not None and all_there else []
-
-
-def setting(task: Task, steps: int) -> str:
-    import loss_training
-
-    update = f"fp32 parameters, weight decay {WEIGHT_DECAY:g}, Muon's rate adjusted to AdamW's"
-    return loss_training.setting(task, steps, update)
+    return [suite.line("Muon, difference of curves", gap, "loss")] if gap is not None and all_there else []
 
 
 def train(case: Case, steps: int, folder: Path) -> contest.Losses:
-    import torch
-
-    torch.set_num_threads(1)
-    run = training_of(case, steps)
-    losses: contest.Losses = run.train(folder)
-    run.close()
-    return losses
+    return training_of(case, steps).to_the_end(folder)
 
 
 def training_of(case: Case, steps: int) -> Any:
-    import ballast
     import torch
     from loss_training import PlainTraining, Plan, Training
 
@@ -68,7 +56,7 @@ def training_of(case: Case, steps: int) -> Any:
     plain = plain_optimizers(case, model)
     if case.contender == TORCH_MUON:
         return PlainTraining(plan, model, plain)
-    return Training(plan, model, ballast.wrap(plain, model, tuning=ballast.Tuning(threads=1)))
+    return Training.with_ballast(plan, model, plain)
 
 
 def plain_optimizers(case: Case, model: Any) -> list[Any]:
@@ -84,7 +72,7 @@ def plain_optimizers(case: Case, model: Any) -> list[Any]:
 
 
 def main() -> None:
-    contest.Suite([CONTEST], __doc__, steps=1000, setting=setting, train=train, more=records_of_curves).main()
+    contest.Suite([CONTEST], __doc__, steps=1000, train=train, more=records_of_curves).main()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ Each tensor has a file. The reads of a tile's tensors start together, and its wr
 is the seconds of the second pass, as JSON."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
+import suite
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 
@@ -44,15 +44,14 @@ class Swapper:
 
 def main() -> None:
     folder, tiles, tile_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    records = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
+    output = suite.own_output()
     swapper = Swapper(folder, tiles, tile_bytes)
     for tile in range(tiles):
         swapper.write(tile)
     swapper.step()
     cpu, start = time.process_time(), time.perf_counter()
     swapper.step()
-    print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}), file=records)
+    print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}), file=output)
 
 
 if __name__ == "__main__":

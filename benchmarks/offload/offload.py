@@ -19,6 +19,7 @@ import suite
 
 MEBIBYTE = 1 << 20
 TILES_OF_A_RUN = 256  # the fewest tiles
+DEPTH = 16  # requests in flight for each directory
 LAYOUTS = 4  # layouts of files; an even number, so that half of them are in each order
 DEEPSPEED = "DeepSpeed async_io"
 
@@ -84,10 +85,12 @@ def contest(case: Case, gigabytes: float, sides: tuple[Side, Side], rounds: int,
         sample = [side() for side in sides]
         if number % in_a_row:
             samples.append(sample)
-    line = {"suite": "offload", "case": case.name, "unit": "GB/s", "against": case.against}
-    in_unit = lambda seconds: gigabytes / seconds
-    speed, cpu = (suite.comparison(*zip(*([each[field] for each in pair] for pair in samples)), in_unit) for field in (0, 1))
-    return {**line, **speed}, {**line, "case": f"{case.name}, by CPU time", "unit": "GB/CPU s", **cpu}
+    sides = [[[sample[side][field] for sample in samples] for side in (0, 1)] for field in (0, 1)]
+    rate = lambda seconds: gigabytes / seconds
+    return (
+        suite.versus(case.name, case.against, "GB/s", *sides[0], value_of=rate),
+        suite.versus(f"{case.name}, by CPU time", case.against, "GB/CPU s", *sides[1], value_of=rate),
+    )
 
 
 def versus_fio(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict, dict]:
@@ -99,8 +102,8 @@ def versus_fio(case: Case, options: argparse.Namespace, folder: Path) -> tuple[d
         directory.mkdir()
     tile_bytes = tiles.mebibytes * MEBIBYTE
     # Large tiles move more bytes: the last requests and the start of fio's threads would be much of a short run.
-    stretch = Stretch(list(map(str, directories)), max(options.bytes, TILES_OF_A_RUN * tile_bytes), options.depth)
-    job = fio.Job(stretch.files(), tiles.direction, tile_bytes, options.depth * tiles.directories, stretch.bytes())
+    stretch = Stretch(list(map(str, directories)), max(options.bytes, TILES_OF_A_RUN * tile_bytes), DEPTH)
+    job = fio.Job(stretch.files(), tiles.direction, tile_bytes, DEPTH * tiles.directories, stretch.bytes())
     engine = fio.best_engine(job)
     sides = lambda: timed(lambda: stretch.move(tiles.direction, tile_bytes)), lambda: fio.run(job, engine)
     return contest(case._replace(against=f"fio, {engine}"), stretch.bytes() / 1e9, sides, options.rounds)
@@ -109,7 +112,7 @@ def versus_fio(case: Case, options: argparse.Namespace, folder: Path) -> tuple[d
 def update_of(options: argparse.Namespace, folder: Path, *, ours_is_second: bool = False, tensor_files: bool = False):
     from ballast_bench import OffloadedUpdate
 
-    return OffloadedUpdate(str(folder), options.bytes, 2 * options.depth, ours_is_second, tensor_files)
+    return OffloadedUpdate(str(folder), options.bytes, 2 * DEPTH, ours_is_second, tensor_files)
 
 
 def versus_deepspeed(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict, dict]:
@@ -147,15 +150,12 @@ def measure(case: Case, options: argparse.Namespace) -> None:
         return print(f"offload: skipped {case.line}: ./run-benchmarks peers installs it", file=sys.stderr)
     runs = versus_fio if case.against == "fio" else versus_deepspeed if case.against == DEEPSPEED else versus
     with tempfile.TemporaryDirectory(prefix="ballast-benchmark-", dir=options.directory) as folder:
-        suite.emit(runs(case, options, Path(folder)))
+        suite.emit("offload", runs(case, options, Path(folder)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="offload", description=__doc__.split("\n")[0])
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive to measure (here)")
+    parser = suite.parser_of("offload", __doc__, directory="a directory on the drive to measure", rounds=12)
     parser.add_argument("--bytes", type=int, default=1 << 30, help="that a run reads or writes (1 GiB; more for large tiles)")
-    parser.add_argument("--depth", type=int, default=16, help="requests in flight for each directory (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=12, help="timed rounds of each case, a multiple of 4 (%(default)s)")
     options = suite.choose(parser, CASES, lambda case: case.line)
     for case in options.cases:
         measure(case, options)

@@ -9,7 +9,6 @@ forward and for recomputation and backward together, and the tied embedding at b
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import fio
 import ladder
 import suite
-from ladder import GIBIBYTE, MODELS, Llama, Outcome
+from ladder import MODELS, Llama, Outcome, make_step
 
 TOKENS, RANK = 16, 16  # of a step, few, so that the drive is the limit; of the adapters
 WARM_UP, STEPS = 3, 4  # Ballast learns the order of units in the first ones, and reads ahead of none
@@ -108,18 +107,15 @@ def train(name: str, base: Path, folder: Path) -> None:
     say("wrapping the model")
     optimizer = optimizer_of(name, model, folder)
     model.train()
-    text = torch.frombuffer(bytearray((suite.ROOT / "README.md").read_bytes()), dtype=torch.uint8).long()
-    for step in range(WARM_UP + STEPS):
-        tokens = text[step * TOKENS :][:TOKENS].unsqueeze(0)
-        say(f"in forward of step {step + 1}")
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        say(f"in backward of step {step + 1}")
-        loss.backward()
-        say(f"in the update of step {step + 1}")
+
+    def update() -> None:
         optimizer.step()
         optimizer.zero_grad()
+
+    for step in range(WARM_UP + STEPS):
+        loss = make_step(step, TOKENS, (model, torch.Tensor.backward, update), say)
         if step >= WARM_UP - 1:
-            say(f"loss {loss.item():.4f}")
+            say(f"loss {loss:.4f}")
     os._exit(0)
 
 
@@ -153,7 +149,7 @@ def named(name: str) -> Llama:
 
 def records(case: Case, outcome: Outcome, memory: int, rates: list[float]) -> list[dict]:
     """Return the lines of the ladder; that of the seconds has the floor."""
-    rows = [{**row, "suite": "adapters"} for row in ladder.records(case, outcome, memory)]
+    rows = ladder.records(case, outcome, memory)
     if rates:
         floor = bytes_of_step(case.model) / statistics.fmean(rates)
         rows[0] |= {"against": "fio", "against_value": floor, "ratio": floor / rows[0]["value"]}
@@ -167,7 +163,7 @@ def measure(cases: list[Case], base: Path, directory: Path, model: Llama, memory
         rates = [read_rate(base)] if case.name == OURS and fio.is_installed() else []
         outcome = ladder.attempt(case, "", directory, memory)
         rates += [read_rate(base)] if rates else []
-        suite.emit(records(case, outcome, memory, [] if outcome.ended else rates))
+        suite.emit("adapters", records(case, outcome, memory, [] if outcome.ended else rates))
 
 
 def main() -> None:
@@ -176,15 +172,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--write"]:
         write_base(named(sys.argv[2]), Path(sys.argv[3]))
         return
-    parser = argparse.ArgumentParser(prog="adapters", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on a drive with 25 GB (here)")
-    parser.add_argument("--memory", type=float, default=2, help="GiB of memory and swap of a training")
+    parser = ladder.parser_of("adapters", __doc__, gigabytes=25, memory=2)
     parser.add_argument("--model", choices=[model.name for model in MODELS], default="4B")
     options = suite.choose(parser, CASES, lambda case: case.name)
-    if os.geteuid() != 0:
-        parser.error("cannot limit memory: control groups need root")
     with tempfile.TemporaryDirectory(prefix="ballast-base-", dir=options.directory) as base:
-        measure(options.cases, Path(base), options.directory, named(options.model), int(options.memory * GIBIBYTE))
+        measure(options.cases, Path(base), options.directory, named(options.model), options.memory)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,7 @@ def train(case: Case, folder: Path) -> None:
     import trainers
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed and its compilers write to standard output
+    output = suite.own_output()
     say: Callable[[str], None] = lambda text: print(text, file=output, flush=True)
     workload = Workload(case.model.name, case.model, ranks=1)
     options = trainers.with_directory(case.system.options, str(folder))
@@ -188,17 +187,26 @@ def train(case: Case, folder: Path) -> None:
     model.train()
     say("wrapping the model")
     trainer = kind(model, workload, **options)
-    text = torch.frombuffer(bytearray((suite.ROOT / "README.md").read_bytes()), dtype=torch.uint8).long()
     for step in range(STEPS):
-        tokens = text[step * TOKENS :][:TOKENS].unsqueeze(0)
-        say(f"in forward of step {step + 1}")
-        loss = trainer.model(input_ids=tokens, labels=tokens).loss
-        say(f"in backward of step {step + 1}")
-        trainer.backward(loss)
-        say(f"in the update of step {step + 1}")
-        trainer.step()
-        say(f"loss {loss.item():.4f}")
+        loss = make_step(step, TOKENS, (trainer.model, trainer.backward, trainer.step), say)
+        say(f"loss {loss:.4f}")
     os._exit(0)  # without close(), in which Ballast gathers all parameters
+
+
+def make_step(step: int, length: int, parts: tuple[Callable, Callable, Callable], say: Callable[[str], None]) -> float:
+    """Train on a part of a text with the calls of forward, backward and update; say when each begins. Return the loss."""
+    import torch
+
+    forward, backward, update = parts
+    text = torch.frombuffer(bytearray((suite.ROOT / "README.md").read_bytes()), dtype=torch.uint8).long()
+    tokens = text[step * length :][:length].unsqueeze(0)
+    say(f"in forward of step {step + 1}")
+    loss = forward(input_ids=tokens, labels=tokens, use_cache=False).loss
+    say(f"in backward of step {step + 1}")
+    backward(loss)
+    say(f"in the update of step {step + 1}")
+    update()
+    return loss.item()
 
 
 # --- The ladder ---
@@ -221,28 +229,29 @@ def climb(cases: list[Case], attempt: Callable[[Case], Outcome]) -> Iterator[tup
 
 def records(case: Case, outcome: Outcome, memory: int) -> list[dict]:
     """Return a line of the seconds and a line of the peak; of what did not train, one with the limit and the reason."""
-    line = {"suite": "ladder", "against": "", "ratio": None}
     if outcome.ended:
-        return [{**line, "case": f"{case.name}, {outcome.ended}", "value": memory / GIBIBYTE, "unit": "GiB"}]
-    return [
-        {**line, "case": case.name, "value": outcome.seconds, "unit": "s"},
-        {**line, "case": f"{case.name}, memory", "value": outcome.peak_bytes / GIBIBYTE, "unit": "GiB"},
-    ]
+        return [suite.line(f"{case.name}, {outcome.ended}", memory / GIBIBYTE, "GiB")]
+    peak = suite.line(f"{case.name}, memory", outcome.peak_bytes / GIBIBYTE, "GiB")
+    return [suite.line(case.name, outcome.seconds, "s"), peak]
+
+
+def parser_of(name: str, about: str, gigabytes: int, memory: int) -> argparse.ArgumentParser:
+    if os.geteuid() != 0 and not {"--help", "-h", "--list"} & set(sys.argv):
+        sys.exit(f"{name}: cannot limit memory: control groups need root")
+    parser = suite.parser_of(name, about, directory=f"a directory on a drive with {gigabytes} GB")
+    help = "GiB of memory and swap of a training (%(default)s)"
+    parser.add_argument("--memory", type=lambda text: int(float(text) * GIBIBYTE), default=str(memory), help=help)
+    return parser
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
         train(next(case for case in CASES if case.name == sys.argv[2]), Path(sys.argv[3]))
-    parser = argparse.ArgumentParser(prog="ladder", description=__doc__.split("\n")[0])
+    parser = parser_of("ladder", __doc__, gigabytes=20, memory=4)
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on a drive with 20 GB (here)")
-    parser.add_argument("--memory", type=float, default=4, help="GiB of memory and swap of a training")
     options = suite.choose(parser, CASES, lambda case: case.name)
-    if os.geteuid() != 0:
-        parser.error("cannot limit memory: control groups need root")
-    memory = int(options.memory * GIBIBYTE)
-    for case, outcome in climb(options.cases, lambda case: attempt(case, options.program, options.directory, memory)):
-        suite.emit(records(case, outcome, memory))
+    for case, outcome in climb(options.cases, lambda case: attempt(case, options.program, options.directory, options.memory)):
+        suite.emit("ladder", records(case, outcome, options.memory))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ rank's peak MiB without the memory of importing torch. Its ratio is how many tim
 that it is compared with. All should reach the same losses: the suite names a peer that does not, and fails if Ballast does not.
 """
 
-import argparse
 import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,32 +58,21 @@ def summary(ranks: list[dict]) -> Run:
 Runs = dict[Case, list[Run]]
 
 
-class Measure(NamedTuple):
-    """A quantity of a run, by which systems are compared: less is better."""
-
-    suffix: str  # the suffix of the case's name
-    unit: str
-    of: Callable[[Run], float]
-    in_unit: Callable[[float], float]
-
-
 def records(case: Case, runs: Runs) -> list[dict]:
     """Return a line of speed for each opponent, and a line of memory for each opponent that trains."""
-    speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.workload.tokens / seconds)
-    memory = Measure(", memory", "MiB", lambda run: run.net_bytes, lambda count: count / MEBIBYTE)
+    speed = "", "tok/s", "seconds", lambda seconds: case.workload.tokens / seconds
+    memory = ", memory", "MiB", "net_bytes", lambda count: count / MEBIBYTE
     opponents = [other for other in case.opponents if other in runs]
     rivals = [other for other in opponents if other.system.trains]
-    return [
-        *(record(speed, case, other, runs) for other in opponents or [case]),
-        *(record(memory, case, other, runs) for other in rivals or [case]),
-    ]
-
-
-def record(measure: Measure, case: Case, other: Case, runs: Runs) -> dict:
-    """Return the line of a case vs. another one; a case alone has no ratio."""
-    fields = suite.comparison(*([measure.of(run) for run in runs[side]] for side in (case, other)), measure.in_unit)
-    compared = {"against": other.name_beside(case)} if other != case else {"against": "", "ratio": None}
-    return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **compared}
+    lines = []
+    for others, (suffix, unit, field, in_unit) in ((opponents, speed), (rivals, memory)):
+        name, ours = case.name + suffix, [getattr(run, field) for run in runs[case]]
+        for other in others:
+            theirs = [getattr(run, field) for run in runs[other]]
+            lines.append(suite.versus(name, other.name_beside(case), unit, ours, theirs, value_of=in_unit))
+        if not others:
+            lines.append(suite.line(name, in_unit(statistics.median(ours)), unit))
+    return lines
 
 
 def largest_difference(losses: list[float], others: list[float]) -> float:
@@ -143,22 +130,16 @@ def with_other_losses(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["losses_apart"] > row["tolerance"]]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="peers-training", description=__doc__.split("\n")[0])
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive that keeps state (here)")
-    parser.add_argument("--rounds", type=int, default=3)
-    suite.add_details(parser)
-    return suite.choose(parser, CASES, lambda case: case.name)
-
-
 def main() -> None:
-    options = arguments()
+    parser = suite.parser_of("peers-training", __doc__, directory="a directory on the drive that keeps state", rounds=3)
+    suite.add_details(parser)
+    options = suite.choose(parser, CASES, lambda case: case.name)
     cases = with_their_opponents(options.cases)
     with tempfile.TemporaryDirectory(prefix="ballast-peers-") as folder:
         text = Path(folder) / "text"
         runs = suite.in_turn(cases, lambda case: run_once(case, options.directory, text), options.rounds)
     for case in cases:
-        suite.emit(records(case, runs))
+        suite.emit("peers-training", records(case, runs))
     rows = [details(case, runs) for case in cases]
     print(table(rows), file=sys.stderr)
     rows = [row for row in rows if row["trains"]]

@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import suite
 import torch
 import torch.distributed as dist
 from suite import status
@@ -268,8 +269,7 @@ def train(system: System, workload: Workload, directory: Path, kept: Path, count
     imported = status("VmRSS")
     import gpt
 
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed and its compilers write to standard output
+    output = suite.own_output()
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})

@@ -4,9 +4,6 @@ Write one line of JSON for each case, as every suite does. The value is seconds 
 times faster Ballast is. Ballast's AdamW works on torch tensors, through the extension of harness/python_interface.cpp.
 """
 
-import argparse
-import itertools
-import json
 import os
 import sys
 import time
@@ -19,40 +16,20 @@ import torch
 
 FORMATS = {"fp32": 0, "split": 1, "bf16": 2, "compact": 3, "4bit": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8, "4bit": torch.int8}
-MOMENTS = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.int8, "4bit": torch.int8}
-WITH_SCALES = ("compact", "4bit")
 
 
 class Ballast:
     """One step of AdamW over a parameter and its gradient."""
 
-    def __init__(self, optimizer: ballast_bench.AdamW, format: str, parameter: torch.Tensor, gradient: torch.Tensor):
-        count = parameter.numel()
-        groups = -(-count // ballast_bench.group_size)
+    def __init__(self, format: str, parameter: torch.Tensor, gradient: torch.Tensor):
         self.parameter = parameter
-        self._optimizer = optimizer
-        self._steps = itertools.count(1)
-        moments = -(-count // 2) if format == "4bit" else count
-        state = {"momentum": torch.zeros(moments, dtype=MOMENTS[format])}
-        state["variance"] = torch.zeros(moments, dtype=MOMENTS[format])
-        if parameter.dtype != torch.float32:  # an fp32 parameter is its own master
-            master = parameter.float() if format == "fp32" else torch.zeros(count, dtype=MASTER[format])
-            state["master"] = master
-        if format in WITH_SCALES:
-            state["momentum_scales"] = torch.zeros(groups)
-            state["variance_scales"] = torch.zeros(groups)
-        self._tensors = {"parameter": parameter, "gradient": gradient, **state}  # kept alive while the tile points there
-        self._tile = {
-            "format": FORMATS[format],
-            "parameter_dtype": DTYPES[parameter.dtype],
-            "gradient_dtype": DTYPES[gradient.dtype],
-            "count": count,
-            **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
-        }
+        kind = FORMATS[format], DTYPES[parameter.dtype]
+        self._optimizer = ballast_bench.AdamW(torch.get_num_threads(), *kind, parameter.numel())
+        state = torch.zeros(self._optimizer.state_bytes(), dtype=torch.uint8)
+        self._tensors = (parameter, gradient, state)
 
     def step(self) -> None:
-        self._optimizer.step(next(self._steps), self._tile)
+        self._optimizer.step(*(tensor.data_ptr() for tensor in self._tensors))
 
 
 class Peer:
@@ -125,18 +102,18 @@ CASES = [
 ]
 
 
-def make(case: Case, optimizer: ballast_bench.AdamW, elements: int) -> tuple:
+def make(case: Case, elements: int) -> tuple:
     """Return the two sides, each with its own parameters and gradients of equal value."""
     torch.manual_seed(0)
     parameter = torch.randn(elements, dtype=case.dtype)
     gradient = torch.randn(elements, dtype=case.dtype)
     peer = case.peer(parameter.clone(), gradient.clone())
-    return Ballast(optimizer, case.format, parameter, gradient), peer
+    return Ballast(case.format, parameter, gradient), peer
 
 
-def check(case: Case, optimizer: ballast_bench.AdamW) -> None:
+def check(case: Case) -> None:
     """Check that both sides compute the same: otherwise their speeds cannot be compared."""
-    ours, theirs = make(case, optimizer, 1003)
+    ours, theirs = make(case, 1003)
     for _ in range(3):
         ours.step()
         theirs.step()
@@ -150,34 +127,20 @@ def seconds_of(step: Callable) -> float:
     return time.perf_counter() - start
 
 
-def measure(case: Case, optimizer: ballast_bench.AdamW, options: argparse.Namespace) -> dict:
-    sides = make(case, optimizer, options.elements)
-    seconds = suite.in_turn(sides, lambda side: seconds_of(side.step), options.rounds, options.warm_up)
-    billions = options.elements / 1e9
-    fields = suite.comparison(*seconds.values(), lambda seconds: seconds / billions)
-    return {"suite": "peers", "case": case.name, "unit": "s/1e9", "against": case.against, **fields}
-
-
-def line(case: Case) -> str:
-    return f"{case.name}, vs. {case.against}"
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="peers", description=__doc__.split("\n")[0])
-    parser.add_argument("--elements", type=int, default=64_000_000)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--warm-up", type=int, default=2)
-    return suite.choose(parser, CASES, line)
+def measure(case: Case, elements: int, rounds: int) -> dict:
+    seconds = suite.in_turn(make(case, elements), lambda side: seconds_of(side.step), rounds, warm_up=2)
+    in_unit = lambda seconds: seconds / (elements / 1e9)
+    return suite.versus(case.name, case.against, "s/1e9", *seconds.values(), value_of=in_unit)
 
 
 def main() -> None:
-    options = arguments()
-    records = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
+    parser = suite.parser_of("peers", __doc__, rounds=15)
+    parser.add_argument("--elements", type=int, default=64_000_000)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = suite.choose(parser, CASES, lambda case: f"{case.name}, vs. {case.against}")
+    output = suite.own_output()
     torch.set_num_threads(options.threads)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by DeepSpeed's operator when it is loaded
-    optimizer = ballast_bench.AdamW(options.threads)
     for case in options.cases:
         try:
             case.peer(torch.zeros(1, dtype=case.dtype), torch.zeros(1, dtype=case.dtype))
@@ -185,8 +148,8 @@ def main() -> None:
             print(f"peers: skipped {case.name} vs. {case.against}: {reason}", file=sys.stderr)
             continue
         if case.same_values:
-            check(case, optimizer)
-        print(json.dumps(measure(case, optimizer, options)), file=records, flush=True)
+            check(case)
+        suite.emit("peers", [measure(case, options.elements, options.rounds)], output)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Each rank is a process with a tiny model, so most of what it takes is the cost o
 they share its cores: seconds for each rank show what grows faster than the number of ranks.
 """
 
-import argparse
 import os
 import re
 import signal
@@ -58,11 +57,6 @@ class Job:
             if line.strip() == event:
                 return time.monotonic() - self.begin
         raise RuntimeError(f'rank 0 ended before "{event}": {self.ranks[0].stderr.read()}')
-
-    def seconds_between(self, events: Sequence[str]) -> list[float]:
-        """Return the seconds from each of these events of rank 0 until the next one."""
-        at = [self.until(event) for event in events]
-        return [later - earlier for earlier, later in zip(at, at[1:])]
 
     def end(self) -> float:
         """Return the seconds until all ranks have ended well."""
@@ -123,35 +117,31 @@ def measure(program: str, ranks: int, transport: str) -> dict[str, tuple[float, 
 
 def measure_files(program: str, ranks: int, folder: Path) -> dict[str, tuple[float, str]]:
     """Return milliseconds a rank, of a run and a checkpoint in a directory that all ranks see."""
-    options = ("--keep", str(folder))
-    with Job(program, ranks, 1, options) as job:
-        begins, _, saves = job.seconds_between(["connected", "started", "first step", "saved"])
-        job.end()
-    with Job(program, ranks, 1, options) as job:
-        resumes, loads = job.seconds_between(["connected", "started", "loaded"])
-        job.end()
-    fewer = ranks * 3 // 4
-    with Job(program, fewer, 1, options) as job:
-        adopts, reshards = job.seconds_between(["connected", "started", "loaded"])
-        job.end()
+
+    def seconds_between(number: int, *events: str) -> list[float]:
+        with Job(program, number, 1, ("--keep", str(folder))) as job:
+            at = [job.until(event) for event in ("connected", "started", *events)]
+            job.end()
+        return [later - earlier for earlier, later in zip(at, at[1:])]
+
+    begins, _, saves = seconds_between(ranks, "first step", "saved")
+    resumes, loads = seconds_between(ranks, "loaded")
+    adopts, reshards = seconds_between(ranks * 3 // 4, "loaded")
     seconds = {"begin a run": begins, "save": saves, "resume": resumes, "load": loads}
     seconds |= {"resume on three quarters": adopts, "load on three quarters": reshards}
     return {f"{name}, a rank": (1e3 * value / ranks, "ms") for name, value in seconds.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = suite.parser_of("ranks", __doc__, directory="where runs and checkpoints are kept")
     parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where runs and checkpoints are kept (here)")
     options = suite.choose(parser, CASES, case_of)
     for case in options.cases:
         figures = measure(options.program, *case)
         if case[1] != "Gloo":
             with tempfile.TemporaryDirectory(prefix="ballast-ranks-", dir=options.directory) as folder:
                 figures |= measure_files(options.program, case[0], Path(folder))
-        for name, (value, unit) in figures.items():
-            row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
-            suite.emit([row | {"ratio": None}])
+        suite.emit("ranks", (suite.line(f"{case_of(case)}: {name}", *figure) for name, figure in figures.items()))
 
 
 if __name__ == "__main__":

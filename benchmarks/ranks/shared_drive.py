@@ -6,12 +6,11 @@ fewer queues than ranks does. Each rank has two trainings, of which one takes tu
 root, 6 GB in the directory, and control groups of version 1 or 2 with block I/O.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import suite
@@ -20,6 +19,7 @@ from control_group import ControlGroup
 RANKS = 4
 UNITS, MILLION_ELEMENTS = 8, 16  # 1.5 GiB of state, read and written in each step
 IMAGE_BYTES = 6 << 30
+LIMIT = 500_000_000  # bytes a second in each direction
 CASES = {"one limit": "none", "queues": "bfq"}  # with the scheduler of the device
 
 
@@ -47,14 +47,14 @@ def loop_device(directory: Path, scheduler: str) -> Iterator[tuple[str, Path]]:
             subprocess.run(["losetup", "--detach", device], check=True)
 
 
-def measure(program: str, case: str, directory: Path, steps: int, limit: int) -> dict[bool, list[tuple[float, float]]]:
+def measure(program: str, case: str, directory: Path, steps: int) -> dict[bool, list[tuple[float, float]]]:
     """Return the seconds of the first and the last rank in each step, by whether ranks took turns."""
     alone, rest = (ControlGroup(name, "blkio", "io") for name in ("alone", "rest"))
     with alone, rest, loop_device(directory, CASES[case]) as (device, mounted):
         if case == "one limit":
             alone = rest
-            first = {f"blkio.throttle.{kind}_bps_device": f"{device} {limit}" for kind in ("read", "write")}
-            rest.limit(first, {"io.max": f"{device} rbps={limit} wbps={limit}"})
+            first = {f"blkio.throttle.{kind}_bps_device": f"{device} {LIMIT}" for kind in ("read", "write")}
+            rest.limit(first, {"io.max": f"{device} rbps={LIMIT} wbps={LIMIT}"})
         command = [program, str(steps), "--share", str(mounted), str(UNITS), str(MILLION_ELEMENTS)]
         pipe = {"stdout": subprocess.PIPE, "text": True}
         own = lambda rank: {**pipe, "preexec_fn": (rest if rank > 0 else alone).enter}
@@ -70,29 +70,23 @@ def measure(program: str, case: str, directory: Path, steps: int, limit: int) ->
 
 
 def rows_of(case: str, seconds: dict[bool, list[tuple[float, float]]]) -> list[dict]:
-    measures: dict[str, tuple[str, Callable[[float, float], float]]] = {
-        "updates of the last rank": ("s", lambda first, last: last),
-        "last rank vs. the first": ("x", lambda first, last: last / first),
-    }
-    rows = []
-    for name, (unit, of) in measures.items():
-        ours, theirs = ([of(*each) for each in seconds[turns]] for turns in (True, False))
-        row = {"suite": "shared-drive", "case": f"{case}: {name}", "unit": unit, "against": "without turns"}
-        rows.append(row | suite.comparison(ours, theirs, lambda value: value))
-    worst = [max(last / first for first, last in seconds[turns]) for turns in (True, False)]
-    row = {"suite": "shared-drive", "case": f"{case}: the same, worst step", "unit": "x", "against": "without turns"}
-    return [*rows, row | suite.comparison(worst[:1], worst[1:], lambda value: value)]
+    last = [[last for _, last in seconds[turns]] for turns in (True, False)]
+    apart = [[last / first for first, last in seconds[turns]] for turns in (True, False)]
+    worst = [[max(each)] for each in apart]
+    measures = {"updates of the last rank": last, "last rank vs. the first": apart, "the same, worst step": worst}
+    units = ("s", "x", "x")
+    return [
+        suite.versus(f"{case}: {name}", "without turns", unit, *sides) for (name, sides), unit in zip(measures.items(), units)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="shared-drive", description=__doc__.split("\n")[0])
+    parser = suite.parser_of("shared-drive", __doc__, directory="where the loop device's file lies")
     parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where the loop device's file lies (here)")
     parser.add_argument("--steps", type=int, default=32, help="half of them with turns (%(default)s)")
-    parser.add_argument("--limit", type=int, default=500_000_000, help="bytes a second in each direction (%(default)s)")
     options = suite.choose(parser, list(CASES), str)
     for case in options.cases:
-        suite.emit(rows_of(case, measure(options.program, case, options.directory, options.steps, options.limit)))
+        suite.emit("shared-drive", rows_of(case, measure(options.program, case, options.directory, options.steps)))
 
 
 if __name__ == "__main__":

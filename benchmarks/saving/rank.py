@@ -1,4 +1,4 @@
-"""Train and save with both systems on one rank: rank.py DIRECTORY ROUNDS WIDTH. Rank 0 writes the seconds of the slowest rank
+"""Train and save with both systems on one rank: rank.py DIRECTORY ROUNDS. Rank 0 writes the seconds of the slowest rank
 to standard output, in JSON."""
 
 import json
@@ -19,7 +19,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
-LAYERS, CONTEXT, SEQUENCES = 8, 64, 2
+LAYERS, WIDTH, CONTEXT, SEQUENCES = 8, 512, 64, 2  # 25 million parameters
 
 
 class Ballast:
@@ -88,11 +88,11 @@ def saves(system: Any, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    folder, rounds, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     systems = {OURS: Ballast, THEIRS: Fsdp2}
-    made = {name: kind(gpt.GPT(LAYERS, width, width // 64, CONTEXT)) for name, kind in systems.items()}
+    made = {name: kind(gpt.GPT(LAYERS, WIDTH, WIDTH // 64, CONTEXT)) for name, kind in systems.items()}
     samples = suite.in_turn(made, lambda name: saves(made[name], folder / name), rounds, warm_up=1)
     found: Seconds = {name: {key: [save[key] for save in samples[name]] for key in MEASURES} for name in made}
     if dist.get_rank() == 0:

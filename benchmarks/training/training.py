@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,46 +121,35 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
             lambda rank: {"stdout": subprocess.PIPE if rank == 0 else subprocess.DEVNULL},
         )
         steps = [json.loads(line) for line in ranks[0].stdout]
-        resident = max(wait(rank, case) for rank in ranks)
+        resident = max(suite.end_of(rank) for rank in ranks)
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"training: a rank of '{case.name}' failed; its error is above")
     work = drive.Work(**steps[0]["drive"]) if "drive" in steps[0] else None
     rate = drive.measure(work, case.ranks, options.directory) if work and fio.is_installed() else 0.0
-    return summary(steps[1:], resident, work, rate)  # the first one prepares
-
-
-def wait(rank: subprocess.Popen, case: Case) -> int:
-    peak = suite.end_of(rank)
-    if rank.returncode != 0:
-        raise SystemExit(f"training: a rank of '{case.name}' failed; its error is above")
-    return peak
-
-
-def summary(steps: list[dict], resident: int, work: drive.Work | None, drive_rate: float) -> Run:
-    median = lambda values: statistics.median(list(values))
+    steps = steps[1:]  # the first one prepares
     return Run(
-        seconds=median(step["seconds"] for step in steps),
-        tokens_per_second=median(step["tokens_per_second"] for step in steps),
-        forecast_seconds=steps[0]["forecast_seconds"],
-        forward_share=steps[0]["forward_share"],
-        bytes=steps[-1]["bytes"],
-        exposed_seconds={
-            phase: median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
-        },
+        *(statistics.median(step[name] for step in steps) for name in ("seconds", "tokens_per_second")),
+        **{name: steps[-1][name] for name in ("forecast_seconds", "forward_share", "bytes", "parameters")},
+        exposed_seconds=median_of_phases(step["exposed_seconds"] for step in steps),
         resident_bytes=resident,
-        parameters=steps[0]["parameters"],
         work=work,
-        drive_rate=drive_rate,
+        drive_rate=rate,
     )
+
+
+def median_of_phases(samples: Iterable[dict[str, float]]) -> dict[str, float]:
+    samples = list(samples)
+    return {phase: statistics.median(sample[phase] for sample in samples) for phase in samples[0]}
 
 
 def record(case: Case, runs: dict[str, list[Run]]) -> dict:
     ours, theirs = runs[case.name], runs[case.against]
     tokens = ours[0].tokens_per_second * ours[0].seconds
     seconds = lambda side: [run.seconds for run in side]
-    fields = suite.comparison(seconds(ours), seconds(theirs), lambda step_seconds: tokens / step_seconds)
-    against = case.against if case.against != case.name else ""
-    if not against:
-        fields["ratio"] = None
-    return {"suite": "training", "case": case.name, "unit": "tok/s", "against": against, **fields}
+    rate = lambda step_seconds: tokens / step_seconds
+    if case.against == case.name:
+        return suite.line(case.name, rate(statistics.median(seconds(ours))), "tok/s")
+    return suite.versus(case.name, case.against, "tok/s", seconds(ours), seconds(theirs), value_of=rate)
 
 
 def without_drive(case: Case) -> Case:
@@ -170,26 +160,20 @@ def without_drive(case: Case) -> Case:
     return case
 
 
-def model_name(options: argparse.Namespace, parameters: int) -> str:
-    shape = f"{options.layers} layers, width {options.width}, context {options.context}"
-    return f"Llama of {parameters / 1e6:.1f} million parameters ({shape})"
-
-
 def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace) -> dict:
     """Return a row of the tables and the plot."""
     ours = runs[case.name]
     median = lambda field: statistics.median(getattr(run, field) for run in ours)
+    shape = f"{options.layers} layers, width {options.width}, context {options.context}"
     row = {
         "case": case.name,
-        "model": model_name(options, ours[0].parameters),
+        "model": f"Llama of {ours[0].parameters / 1e6:.1f} million parameters ({shape})",
         "machine": suite.machine_name(),
         "ranks": case.ranks,
         "tokens_per_second": median("tokens_per_second"),
         "seconds": median("seconds"),
         "forecast_ratio": statistics.median(run.forecast_seconds / run.seconds for run in ours),
-        "exposed_seconds": {
-            phase: statistics.median(run.exposed_seconds[phase] for run in ours) for phase in ours[0].exposed_seconds
-        },
+        "exposed_seconds": median_of_phases(run.exposed_seconds for run in ours),
         "group": f"{case.ranks} {'rank' if case.ranks == 1 else 'ranks'}",
         "bytes": ours[0].bytes,
         "plotted": "reserved and activations, without the drive",
@@ -267,16 +251,14 @@ def with_their_opponents(chosen: list[Case]) -> list[Case]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="training", description=__doc__.split("\n")[0])
+    parser = suite.parser_of("training", __doc__, directory="a directory on the drive that keeps state", rounds=5)
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps state (here)")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first one is not counted")
-    parser.add_argument("--rounds", type=int, default=5)
     suite.add_details(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
@@ -288,7 +270,7 @@ def main() -> None:
     cases = with_their_opponents(options.cases)
     by_case = suite.in_turn(cases, lambda case: run_once(case, options), options.rounds)
     runs = {case.name: of_case for case, of_case in by_case.items()}
-    suite.emit(record(case, runs) for case in cases)
+    suite.emit("training", (record(case, runs) for case in cases))
     rows = [details(case, runs, options) for case in cases]
     print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
     suite.keep(rows, options)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import contest
 import pytest
+import suite
 from contest import SEEDS, Case, Finished
 from formats import CONTESTS, PAIRS, START, TASKS, contender
 
@@ -40,7 +41,7 @@ def test_one_file_has_the_runs_of_both_tasks(tmp_path: Path):
 
 def test_the_lines_of_a_report_are_no_runs(tmp_path: Path):
     path = tmp_path / "record.jsonl"
-    contest.append(path, TRAINED.record(REFERENCE, 2.0))
+    contest.append(path, suite.line(REFERENCE, 2.0, "loss"))
     with pytest.raises(SystemExit, match="cannot read runs from .*record.jsonl: it has lines of a report"):
         TRAINED.read(path)
 
@@ -74,7 +75,7 @@ def test_the_tables_of_a_page_are_replaced(
     for row in finished(losses).values():
         contest.append(runs, row)
     monkeypatch.setattr("sys.argv", ["formats", "--runs", str(runs), "--table", "--renew", str(page)])
-    program = contest.Suite(CONTESTS, "", 2000, setting=lambda *_: "", train=lambda *_: None)
+    program = contest.Suite(CONTESTS, "", 2000, train=lambda *_: None)
     for _ in range(2):
         program.main()
         text = page.read_text()

@@ -19,7 +19,7 @@ def test_each_case_has_two_lines():
     assert (compared["value"], compared["against_value"]) == pytest.approx((4.0, 1.0))
     assert compared["ratio"] == pytest.approx(1 / 3)
     assert added["value"] == pytest.approx(2.0)
-    assert added["case"] == compared["case"] + ": added" and "ratio" not in added
+    assert added["case"] == compared["case"] + ": added" and added["ratio"] is None
 
 
 @pytest.mark.parametrize("event", hooks.EVENTS, ids=lambda event: event.name)

@@ -75,6 +75,15 @@ def test_rows_are_lines_of_json():
     assert suite.lines([]) == ""
 
 
+def test_each_line_has_the_name_of_its_suite(capsys):
+    rate = lambda seconds: 3 / seconds
+    suite.emit("comm", [suite.line("a", 0.5, "s"), suite.versus("b", "a", "GB/s", [1.0], [2.0], value_of=rate)])
+    alone, compared = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert alone == {"suite": "comm", "case": "a", "value": 0.5, "unit": "s", "against": "", "ratio": None}
+    wanted = {"value": 3.0, "against": "a", "against_value": 1.5, "ratio": 2.0, "spread": 0.0}
+    assert compared == {"suite": "comm", "case": "b", "unit": "GB/s", **wanted}
+
+
 def test_the_machine_is_named_by_its_processor_and_cores(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9554: 64\nprocessor\t: 1\nmodel name\t: other\n")
