@@ -1,13 +1,20 @@
-"""The collectives of Ballast and of torch's Gloo between imitated hosts, relative to the rate of their links."""
+"""The collectives of Ballast and of torch's Gloo between imitated hosts, relative to the rate of their links.
 
+collectives_between.py ROUNDS times them on one rank of an imitated host, and prints seconds and bytes."""
+
+import json
+import os
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from network import SITES, Network, Site, megabytes, run_ranks
+from network import SITES, Network, Site, megabytes, run_ranks, sent_bytes
 
-RANK = Path(__file__).with_name("collective_rank.py")
+COLLECTIVES = ("all_gather", "reduce_scatter")
 MEBIBYTES = 32
 TORCH = "torch gloo"
 
@@ -26,7 +33,7 @@ class Case(NamedTuple):
         return MEBIBYTES * 2**20 * (self.site.hosts - 1) / self.site.hosts
 
 
-CASES = [Case(site, collective) for site in SITES for collective in ("all_gather", "reduce_scatter")]
+CASES = [Case(site, collective) for site in SITES for collective in COLLECTIVES]
 
 
 def records(case: Case, ranks: list[dict]) -> list[dict]:
@@ -45,7 +52,37 @@ def records(case: Case, ranks: list[dict]) -> list[dict]:
 def compare(cases: list[Case], rounds: int) -> None:
     for site in dict.fromkeys(case.site for case in cases):
         with tempfile.TemporaryDirectory(prefix="ballast-hosts-") as folder, Network(site.hosts, site.link) as network:
-            program = [str(RANK), str(MEBIBYTES), str(rounds)]
-            ranks = run_ranks(site, network, program, Path(folder))
+            ranks = run_ranks(site, network, [__file__, str(rounds)], Path(folder))
         for case in (case for case in cases if case.site == site):
             suite.emit("hosts", records(case, ranks))
+
+
+def main() -> None:
+    import ballast_bench
+    import collectives  # needs torch, which --list does without
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ours = ballast_bench.Rank(collectives.PATHS["fastest"])
+    calls = {}
+    for collective in COLLECTIVES:
+        case = collectives.Case(collective, torch.bfloat16, MEBIBYTES, dist.get_world_size(), "fastest")
+        runs = collectives.subjects(case, ours)
+        calls |= {collective: runs["ballast"], f"{collective}, {TORCH}": runs[TORCH]}
+
+    def timed(call: Callable) -> tuple[float, int]:
+        dist.barrier()
+        sent, start = sent_bytes(), time.perf_counter()
+        call()
+        dist.barrier()  # all have received what was sent
+        return time.perf_counter() - start, sent_bytes() - sent
+
+    taken = suite.in_turn(calls, lambda name: timed(calls[name]), int(sys.argv[1]), warm_up=1)
+    print(json.dumps(taken), flush=True)
+    os._exit(0)  # torch's groups sometimes hang at exit
+
+
+if __name__ == "__main__":
+    main()

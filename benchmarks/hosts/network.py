@@ -241,13 +241,7 @@ def log_of(folder: Path, host: int, local: int) -> Path:
 
 def environment_of(site: Site, host: int, local: int) -> dict[str, str]:
     """Return a rank's variables, as torchrun would set them."""
-    numbers = {
-        "RANK": host * site.ranks + local,
-        "LOCAL_RANK": local,
-        "WORLD_SIZE": site.hosts * site.ranks,
-        "LOCAL_WORLD_SIZE": site.ranks,
-        "MASTER_PORT": PORT,
-        "OMP_NUM_THREADS": 1,
-    }
-    names = {"MASTER_ADDR": Network.address(0), "GLOO_SOCKET_IFNAME": DEVICE}
-    return {**names, **{name: str(number) for name, number in numbers.items()}}
+    ranks = {"RANK": host * site.ranks + local, "LOCAL_RANK": local}
+    sizes = {"WORLD_SIZE": site.hosts * site.ranks, "LOCAL_WORLD_SIZE": site.ranks, "OMP_NUM_THREADS": 1}
+    place = {"MASTER_ADDR": Network.address(0), "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": DEVICE}
+    return {name: str(value) for name, value in {**ranks, **sizes, **place}.items()}
