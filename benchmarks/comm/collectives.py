@@ -1,9 +1,4 @@
-"""Compare all_gather and reduce_scatter with a copy of the same number of bytes, and with torch's Gloo process group.
-
-The same processes run each in turn: Ballast, a memcpy in every process at once, torch. The size is that of the full array,
-which an all_gather writes and a reduce_scatter reads on each rank. "In place" means that it is in memory that the ranks share.
-The time is that of the slowest rank.
-"""
+"""Compare all_gather and reduce_scatter with a copy of the same number of bytes, and with torch's Gloo process group."""
 
 import ctypes
 import os
@@ -20,7 +15,7 @@ from ballast.tools.bench.cases import free_port
 
 MIB = 1 << 20
 BYTES_A_SAMPLE = 64 * MIB  # small collectives run several times in a sample
-IN_PLACE = "in place"
+IN_PLACE = "in place"  # the whole array is in memory that the ranks share
 PATHS = {"fastest": 0, "shared memory": 1, IN_PLACE: 1, "gloo": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 

@@ -1,9 +1,7 @@
 """Measure the microseconds that Ballast adds to each module call, saved tensor and gradient of a model in torch.
 
-The models have parameters of one element, so that nearly all time is that of Python and of torch's bookkeeping. The plain model
-and the wrapped ones run in turn, in one process with one thread of torch. The time is the processor time of the thread that
-trains. Each case has two lines: the time of both models for each event, and the median of their differences. The last case is
-in chunked_loss.py.
+The models have parameters of one element, so that nearly all time is that of Python and of torch's bookkeeping. All of them run
+in one process with one thread of torch. The last case is in chunked_loss.py.
 """
 
 import gc

@@ -1,11 +1,4 @@
-"""Train one GPT of plain torch on imitated hosts with Ballast and with its peers, and compare their use of the links.
-
-Each host is a network namespace of this machine, and its ranks see no processes of other hosts. Links have token-bucket limits
-at both ends, and a relay delays packets where a case has a delay. Every system trains in turn, round after round, in fresh
-processes. Lines: tokens a second vs. DDP; the same vs. the limit, which is the longer of a step's arithmetic and of its link's
-time for the bytes that the system must move; and the MB that the busiest link sent in a step, by the kernel's own counter, vs.
-those bytes. All should reach DDP's losses: the suite fails if Ballast does not. Needs root.
-"""
+"""Train one GPT of plain torch on imitated hosts with Ballast and with its peers, and compare their use of the links."""
 
 import argparse
 import statistics

@@ -1,9 +1,6 @@
 """Compare the losses of a GPT of 30 million parameters whose ranks send codes with those of exact exchanges.
 
-Two ranks train at stage 3, each on half of the sequences of a step. Each run that ends is added to a file, and a run in the
-file is not repeated. The suite can be stopped at any time, and continues the run that was stopped. Without bf16 arithmetic a
-run takes many times as long. A line's value is a mean of the last losses of all seeds, or their spread; codes that lack a seed
-have no line.
+Two ranks train at stage 3, each on half of the sequences of a step.
 """
 
 import json

@@ -1,9 +1,6 @@
 """Compare the losses of a GPT of 30 million parameters that Muon trains in plain torch, Muon in Ballast, and AdamW in Ballast.
 
-Each run that ends is added to a file, and a run in the file is not repeated. The suite can be stopped at any time, and
-continues the run that was stopped. A run of 1,000 steps with Muon takes hours of one core. All optimizers of a seed have the
-same start, batches and learning rates. A line's value is a mean of the last losses of all seeds, their spread, or the largest
-difference between curves; optimizers that lack a seed have no line.
+A run of 1,000 steps with Muon takes hours of one core.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Train adapters over a frozen Llama of 4 billion parameters in 2 GiB of memory: with Ballast, whose base is on the drive, with
 plain PEFT, and with FSDP2 that offloads to the host.
 
-The base has random values in bf16, which are written to files once. Each training is a process in a control group, as in the
-ladder, and reads these files as its users do. The value of a step is compared with the floor: the time in which fio reads from
-the same drive, just before and just after the training, what a step must read. That is each matrix of the blocks twice, for
-forward and for recomputation and backward together, and the tied embedding at both ends of a pass.
+The base has random values in bf16, which are written to files once. Each training reads these files as its users do.
 """
 
 from __future__ import annotations
@@ -77,7 +74,8 @@ def read_rate(base: Path) -> float:
 
 
 def bytes_of_step(model: Llama) -> int:
-    """Return what a step reads of the base, in bf16."""
+    """Return what a step reads of the base, in bf16: each matrix of the blocks twice, for forward and for recomputation and
+    backward together, and the tied embedding at both ends of a pass."""
     return 2 * 2 * model.parameters
 
 

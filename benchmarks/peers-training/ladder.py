@@ -1,9 +1,4 @@
-"""Find the largest Llama that each system trains in a limited memory: sizes of 125M to 32B, each until it is killed.
-
-A training is one process in a control group (which needs root) that limits memory and swap together, libraries included. Each
-system climbs from the smallest chosen model to the first one that it cannot train in two attempts. A size for which the drive
-has no room is not tried. Values are seconds of a step, and the resident peak of the process.
-"""
+"""Find the largest Llama that each system trains in a limited memory: sizes of 125M to 32B, each until it is killed."""
 
 from __future__ import annotations
 

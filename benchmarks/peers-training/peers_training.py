@@ -1,9 +1,4 @@
-"""Train one GPT of plain torch on CPU ranks with Ballast and with its peers, and compare their speed and memory.
-
-Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or a
-rank's peak MiB without the memory of importing torch. Its ratio is how many times faster, or smaller, it is than the system
-that it is compared with. All should reach the same losses: the suite names a peer that does not, and fails if Ballast does not.
-"""
+"""Train one GPT of plain torch on CPU ranks with Ballast and with its peers, and compare their speed and memory."""
 
 import math
 import statistics

@@ -1,8 +1,4 @@
-"""Compare AdamW with its peers in one process, on the same number of elements with the same threads.
-
-Write one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
-times faster Ballast is. Ballast's AdamW works on torch tensors, through the extension of harness/python_interface.cpp.
-"""
+"""Compare AdamW with its peers in one process, on the same number of elements with the same threads."""
 
 import os
 import sys

@@ -1,7 +1,6 @@
 """Measures what grows with the number of ranks: start, steps, memory, descriptors, files, and the end after a rank has died.
 
-Each rank is a process with a tiny model, so most of what it takes is the cost of being a rank. One machine has all ranks, and
-they share its cores: seconds for each rank show what grows faster than the number of ranks.
+Each rank is a process with a tiny model, so most of what it takes is the cost of being a rank.
 """
 
 import os

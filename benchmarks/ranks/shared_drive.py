@@ -1,9 +1,6 @@
 """Measure how far apart ranks with state on one drive end their updates: with turns, as in every training, and without.
 
-The drive is a loop device, in one of two states. "One limit": all ranks are in one control group, which limits the bytes a
-second of the device. "Queues": the device serves two control groups in turn, of which one has rank 0 alone, as a drive with
-fewer queues than ranks does. Each rank has two trainings, of which one takes turns, and makes a step of each in turn. Needs
-root, 6 GB in the directory, and control groups of version 1 or 2 with block I/O.
+The drive is a loop device. Needs root, 6 GB in the directory, and control groups of version 1 or 2 with block I/O.
 """
 
 import contextlib

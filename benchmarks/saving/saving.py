@@ -1,7 +1,6 @@
 """Measure how long a save in the background holds a training up, vs. torch.distributed.checkpoint.async_save().
 
-Two ranks train one GPT with Ballast in stage 3, and one with FSDP2, in the same processes. Both have 12 bytes of state for each
-parameter, in fp32. They save in turn, round after round. Times are those of the slowest rank."""
+The same processes train one GPT with Ballast in stage 3, and one with FSDP2. Both have 12 bytes of state for each parameter."""
 
 import sys
 import tempfile

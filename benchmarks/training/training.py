@@ -1,9 +1,4 @@
-"""Measure the memory and throughput of one Llama in all stages and tiers, in turn with the configurations to compare with.
-
-Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its
-ratio is of the seconds of a step. The table at the end adds memory, the time that the trainer waited, and the forecast of
-the step. A second table compares configurations with state on the drive with what the drive and the arithmetic allow.
-"""
+"""Measure the memory and throughput of one Llama in all stages and tiers, in turn with the configurations to compare with."""
 
 import argparse
 import json
