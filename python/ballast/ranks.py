@@ -146,7 +146,25 @@ def begin_exit() -> None:
 def failed_ranks(group: Group, failed: bool) -> list[int]:
     """Return the ranks that have failed. All ranks call it together."""
     words = [int(failed and rank == group.rank) for rank in range(group.size)]
+    words.append(0)  # a count that no other call sends: a rank that makes another call instead is named (B1003)
     return [rank for rank, word in enumerate(group.all_reduce(words)) if word]
+
+
+def fail_with_peers(group: Group, what: str, failed: Sequence[int], mine: Mapping[str, str] | None) -> None:
+    """Raise the error of the first rank that failed, on the ranks that did not. `mine` has the parts of this rank's own error.
+    All ranks call it together."""
+    first = from_all_ranks(group, mine)[failed[0]]
+    if mine is None:
+        where = [f"rank {', '.join(map(str, failed))}", first.pop("where")]
+        fail("peer_failed", f"{what} failed on other ranks: {first.pop('what')}", where=": ".join(filter(None, where)), **first)
+
+
+def parts_of(error: BaseException) -> dict[str, str]:
+    """Return the parts of the message of an error, for other ranks."""
+    if not isinstance(error, Error):
+        return {"what": words_of(error), "where": ""}
+    parts = {name: getattr(error, name) for name in ("where", "needed", "available", "remedy")}
+    return {"what": f"{error.code} {error.what_happened}", **parts}
 
 
 class Agreement:
@@ -181,11 +199,12 @@ class Agreement:
         """Raise this rank's error, or name the ranks that failed. All ranks call it together."""
         failed = failed_ranks(self.group, self.error is not None)
         self.has_failed = bool(failed)
-        if self.error is not None:
-            self._raise()
-        if failed:
-            what, where = f"{self._what} failed on other ranks", f"rank {', '.join(map(str, failed))}"
-            fail("peer_failed", what, where=where)
+        try:
+            if failed:
+                fail_with_peers(self.group, self._what, failed, None if self.error is None else parts_of(self.error))
+        finally:
+            if self.error is not None:
+                self._raise()
 
     def _raise(self) -> NoReturn:
         """Raise the error, and forget it: the error keeps this frame alive, so a reference back would form a cycle. The

@@ -244,6 +244,17 @@ def begins_with_other_values(rank: int, stage: int, gathers: bool) -> str:
     return ""
 
 
+def gathers_on_rank_0_only(rank: int) -> str:
+    """Return this rank's error when rank 0 alone uses gather(), and rank 1 begins the next step."""
+    run = Loop(steps=2, rank=rank, ranks=2).run(stage=3)
+    with pytest.raises(ballast.Error) as caught:
+        if rank == 0:
+            with ballast.gather(run.model):
+                run.model[0].weight.sum()
+        run.model(torch.ones(2, run.model[0].in_features)).sum().backward()
+    return str(caught.value)
+
+
 def raises_on_rank_1_only(rank: int) -> str:
     """Return this rank's error when rank 1 raises inside gather()."""
     run = Loop(steps=2, rank=rank, ranks=2).run(stage=3)
@@ -451,8 +462,13 @@ def test_values_that_differ_when_training_begins_are_refused(stage, gathers):
 
 def test_an_exception_inside_of_gather_is_raised_on_its_rank():
     first, second = run_ranks(2, raises_on_rank_1_only)
-    assert "B3301 cannot keep writes of a block of ballast.gather(): " in first and "rank 1" in first
-    assert second == "ValueError: mine"
+    assert "B3301 cannot keep writes: a block of ballast.gather() failed on other ranks: ValueError: mine\n" in first
+    assert "rank 1" in first and second == "ValueError: mine"
+
+
+def test_a_rank_that_leaves_gather_alone_is_told_that_the_other_makes_another_call():
+    for error in run_ranks(2, gathers_on_rank_0_only):
+        assert "B1003 rank" in error and "makes another call than this rank" in error
 
 
 @pytest.mark.parametrize("stage", range(4))

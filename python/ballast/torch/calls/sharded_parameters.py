@@ -32,8 +32,8 @@ from ballast._torch_compat import (
     tree_unflatten,
     without_torch_function,
 )
-from ballast.checks import fail, refuse, refuse_order
-from ballast.ranks import Group, failed_ranks
+from ballast.checks import refuse, refuse_order
+from ballast.ranks import Group, fail_with_peers, failed_ranks, parts_of
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.gathered_memory import GatheredMemory
@@ -152,29 +152,27 @@ class ShardedParameters(ParameterMemory):
         gather.release_unit()
         gather.hold(units, copies)
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
-        has_failed = False
+        failure: dict[str, str] | None = None
         try:
             with self._saved.watching():
                 yield
-        except BaseException:
-            has_failed = True
+        except BaseException as error:
+            failure = parts_of(error)
             raise
         finally:
             try:
-                if keeps_writes and self._agree_to_keep(has_failed):
+                if keeps_writes and self._agree_to_keep(failure):
                     with gather.in_stream():  # a program may leave the block in another stream
                         self._keep_writes(snapshots, slots)
             finally:
                 gather.let_go(units, copies)
 
-    def _agree_to_keep(self, has_failed: bool) -> bool:
+    def _agree_to_keep(self, failure: dict[str, str] | None) -> bool:
         """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
-        failed = failed_ranks(self.group, has_failed)
+        failed = failed_ranks(self.group, failure is not None)
         if len(failed) in (0, self.group.size):
             return True
-        if not has_failed:
-            what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
-            fail("peer_failed", what, where=f"rank {', '.join(map(str, failed))}")
+        fail_with_peers(self.group, "cannot keep writes: a block of ballast.gather()", failed, failure)
         return False
 
     def _keep_writes(self, snapshots: Mapping[UnitParameter, Snapshot], slots: Slots) -> None:
