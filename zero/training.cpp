@@ -297,7 +297,7 @@ struct Training::Impl {
   void complete_gradients(std::optional<std::size_t> micro_steps) {
     require_usable();
     require(!options.schedule.update_in_backward, Code::out_of_order, [] {
-      return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
+      return Problem{.what = "cannot compute the norm: update_in_backward updates parameters before it is known",
                      .needed = "updates after the backward pass"};
     });
     agreement.check_accumulated(off_plan.visited(), micro_steps);
