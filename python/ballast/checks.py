@@ -60,7 +60,8 @@ def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -
 def fail_of_system(error: OSError) -> NoReturn:
     """Raise B2202 for a full drive, or B3201 for another error of the system."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    fail("drive_full" if full else "file_call", str(error.strerror), where=str(error.filename or ""))
+    what = f"cannot use a file: {error.strerror or error}"
+    fail("drive_full" if full else "file_call", what, where=str(error.filename or ""))
 
 
 def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "", remedy: str = "") -> str:

@@ -51,6 +51,12 @@ def test_an_error_without_a_remedy_has_that_of_its_code():
     assert raised.value.remedy in {row[3] for row in _core.error_codes() if row[1] == "drive_full"}
 
 
+@pytest.mark.parametrize("error", [OSError("no route"), OSError(13, "no route", "file")])
+def test_an_error_of_the_system_has_its_words(error):
+    with pytest.raises(ballast.FailureError, match="B3201 cannot use a file: no route"):
+        checks.fail_of_system(error)
+
+
 def test_every_documented_code_can_be_raised():
     documented = re.findall(r"^\| (B\d+) \| `(\w+)`", (ROOT / "kernels/runtime/ERRORS.md").read_text(), re.MULTILINE)
     assert [(code, name) for code, name, *_ in _core.error_codes()] == documented

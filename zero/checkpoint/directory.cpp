@@ -44,11 +44,11 @@ void require_space(const std::filesystem::path& directory, std::uint64_t needed)
   std::error_code unknown;
   const std::uint64_t available = std::filesystem::space(directory, unknown).available;
   require(needed <= available, Code::drive_full, [&] {
-    return Problem{.what = "cannot save a checkpoint: it does not fit on the drive",
+    return Problem{.what = "cannot save the files: they do not fit on the drive",
                    .where = directory.string(),
                    .needed = human_bytes(needed),
                    .available = human_bytes(available),
-                   .remedy = "Free space, or save to another drive. An existing checkpoint stays as it is."};
+                   .remedy = "Free space, or save to another drive. Files that are there already stay as they are."};
   });
 }
 

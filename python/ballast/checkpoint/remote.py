@@ -140,7 +140,8 @@ class Remote:
         raise AssertionError(what)
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
-        fail("file_call", f"cannot {what} the address, after {ATTEMPTS} attempts: {error}", where=self.address)
+        problem = f"cannot {what} the address, after {ATTEMPTS} attempts: {error}"
+        fail("file_call", problem, where=self.address, remedy="Check the address, its credentials and the network.")
 
 
 def push(directory: Path, address: str) -> Moved:

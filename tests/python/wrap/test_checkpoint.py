@@ -416,7 +416,8 @@ def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch)
     require_space = ballast._core.require_space
     monkeypatch.setattr("ballast._core.require_space", lambda path, needed: require_space(path, needed + (1 << 60)))
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(ballast.ResourceError, match=r"B2202 cannot save(.|\n)*1 EiB(.|\n)*available") as refused:
+    said = r"B2202 cannot save the files: they do not fit(.|\n)*1 EiB(.|\n)*available"
+    with pytest.raises(ballast.ResourceError, match=said) as refused:
         ballast.save(tmp_path, training.model, training.optimizer)
     assert parse_size(refused.value.available) == pytest.approx(free, rel=0.2)  # other processes use the drive, too
     assert sorted(tmp_path.rglob("*")) == before

@@ -125,7 +125,7 @@ def test_a_store_that_refuses_all_calls_keeps_the_checkpoint_before(tmp_path):
     remote.push(older, "faulty://run")
     newer = saved(tmp_path / "newer", steps=3)
     FaultyFiles.refusals = 99
-    with pytest.raises(ballast.FailureError, match="B3201 cannot put .* after 5 attempts: 503 Slow Down"):
+    with pytest.raises(ballast.FailureError, match=r"B3201 cannot put .* 5 attempts: 503 Slow Down(.|\n)*its credentials"):
         remote.push(newer, "faulty://run")
     with pytest.raises(ballast.FailureError, match="B3201 cannot get .* after 5 attempts: 503 Slow Down"):
         remote.pull("faulty://run", tmp_path / "back")

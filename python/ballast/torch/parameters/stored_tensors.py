@@ -176,5 +176,5 @@ def _paths(files: Files) -> Iterator[Path]:
         return
     paths = [path] if path.exists() else [Path(found) for found in sorted(glob(str(path)))]
     if not paths:
-        refuse(f"no file matches {files}", needed='safetensors files, such as "model/*.safetensors"')
+        refuse(f"no file matches {files}", needed='a checkpoint, or safetensors files, such as "model/*.safetensors"')
     yield from paths
