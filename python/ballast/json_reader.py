@@ -67,7 +67,7 @@ def fail_malformed(where: str, why: str, *, needed: str = "", available: str = "
 
 @dataclass(frozen=True)
 class Json:
-    """A value in a JSON file. Methods return it in a type of Python, or raise B3202 with its place.
+    """A value in a file of JSON, or of torch.save(). Methods return it in a type of Python, or raise B3202 with its place.
 
     >>> Json({"ranks": -1}, "checkpoint.json")["ranks"].count()
     Traceback (most recent call last):
@@ -86,6 +86,11 @@ class Json:
         if key not in found:
             fail_malformed(self.file, f"{self._below(key)} is missing")
         return Json(found[key], self.file, self._below(key))
+
+    def get(self, key: str, default: Any) -> Json:
+        """Return the value of a key, or the default where there is none, or null."""
+        found = self._as(dict, "an object").get(key)
+        return Json(default if found is None else found, self.file, self._below(key))
 
     def items(self) -> Iterator[tuple[str, Json]]:
         for key, value in self._as(dict, "an object").items():
@@ -112,7 +117,7 @@ class Json:
         if isinstance(self.value, (dict, list)):
             shown = "an object" if isinstance(self.value, dict) else "a list"
         else:
-            shown = textwrap.shorten(json.dumps(self.value), 60)
+            shown = textwrap.shorten(json.dumps(self.value, default=lambda each: f"a {type(each).__name__}"), 60)
         fail_malformed(self.file, f"{self.at or 'its content'} is {shown}", needed=needed)
 
     def _as(self, kind: type, needed: str) -> Any:

@@ -11,11 +11,11 @@ import logging
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.torch_file import ANY, contents_of, fail_unreadable, load_without_code, number_in
 from ballast.checks import refuse
 from ballast.errors import Error
-from ballast.json_reader import fail_malformed
+from ballast.json_reader import Json, fail_malformed
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.units import names_in_model
 
@@ -35,6 +35,8 @@ MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
 STAGE_0 = "mp_rank_00_model_states.pt"
 MASTERS = {"single_partition_of_fp32_groups": "base_optimizer_state", "fp32_flat_groups": "optimizer_state_dict"}
 MOST_NAME = 4096  # characters of a path
+MOST, MOST_DIMENSIONS = 1 << 62, 64
+Result = TypeVar("Result")
 
 
 class Universal(Source):
@@ -81,10 +83,7 @@ class Universal(Source):
         if not path.exists():
             return None
         found = load_without_code(path, path, ANY)
-        try:
-            return steps_of(found.get("optimizer_state_dict", {}), path)
-        except (AttributeError, TypeError, KeyError):
-            fail_unreadable(path, "it does not hold the state_dict() of an optimizer")
+        return steps_of(found.get("optimizer_state_dict", {}) if isinstance(found, dict) else found, path)
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -103,11 +102,14 @@ class Universal(Source):
         return full if len(found) == 1 and math.prod(full) == found[0] else found
 
 
-def steps_of(optimizer: Mapping[str, Any], path: Path) -> int | None:
+def steps_of(optimizer: Any, path: Path) -> int | None:
     """Return the steps in the state_dict() of an optimizer whose parameters all have the same."""
-    counts = [number_in(state[STEP], path) for state in optimizer.get("state", {}).values() if STEP in state]
-    # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
-    group_counts = [number_in(group.get(STEP, 0), path) for group in optimizer.get("param_groups", [])]
+    try:
+        counts = [number_in(state[STEP], path) for state in optimizer.get("state", {}).values() if STEP in state]
+        # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
+        group_counts = [number_in(group.get(STEP, 0), path) for group in optimizer.get("param_groups", [])]
+    except (AttributeError, TypeError, KeyError):
+        fail_unreadable(path, "it does not hold the state_dict() of an optimizer")
     return counts[0] if counts else max(group_counts, default=0) or None
 
 
@@ -134,7 +136,7 @@ class RankState:
     moments: list[dict[str, StoredTensor]]
     steps: list[int | None]  # one for each group
     is_of_stage_3: bool
-    mappings: list[Mapping[str, FragmentAddress]] | None  # the place of each parameter, in stages 1 and 2
+    mappings: list[dict[str, tuple[int, int]]] | None  # first element and number of each parameter, in stages 1 and 2
     paddings: list[list[int]] | None  # elements after each parameter, by group; older versions say nothing of them
     ranks: int  # the number of ranks that the parameters are divided over
 
@@ -207,11 +209,16 @@ def model_state(folder: Path) -> ModelState:
     found = _by_rank(folder, MODEL_FILE)
     if not found:
         fail_malformed(str(folder), "the checkpoint lacks the file with the model", needed="*mp_rank_00_model_states.pt")
-    contents = {rank: contents_of(path) for rank, path in found.items()}
+    contents = {rank: Json(contents_of(path), str(path)) for rank, path in found.items()}
     first = min(contents)
-    return replace(
-        _model_state_of(contents[first], found[first]),
-        fragments={rank: _fragments(content, found[rank]) for rank, content in contents.items()},
+    return ModelState(
+        path=found[first],
+        shapes=[_shapes(each) for each in contents[first].get("param_shapes", []).elements()],
+        module=_tensors(contents[first]["module"]),
+        buffers=_names(contents[first].get("buffer_names", [])),
+        aliases=_names(contents[first].get("shared_params", [])),
+        frozen=_shapes(contents[first].get("frozen_param_shapes", {})),
+        fragments={rank: _tensors(content.get("frozen_param_fragments", {})) for rank, content in contents.items()},
     )
 
 
@@ -246,79 +253,57 @@ def _require_all(folder: Path, found: Mapping[int, Path], ranks: int) -> None:
 
 
 def _rank_state(path: Path) -> RankState:
-    content = contents_of(path, KEPT)
-    own = _dict(content, "optimizer_state_dict", path)
-    key = next((each for each in MASTERS if each in own), None)
+    own = Json(contents_of(path, KEPT), str(path))["optimizer_state_dict"]
+    key = next((each for each in MASTERS if own.get(each, ()).value != ()), None)
     if key is None:
         fail_malformed(str(path), "it holds no master parameters", needed=" or ".join(MASTERS))
-    masters, optimizer = own[key], _dict(own, MASTERS[key], path)
-    if not isinstance(masters, list) or not all(isinstance(each, StoredTensor) and len(each.shape) == 1 for each in masters):
-        fail_malformed(str(path), f"{key} is no list of flat tensors")
-    state = _dict(optimizer, "state", path)
-    group_states = [state.get(number, {}) for number in range(len(masters))]
-    if set(state) - set(range(len(masters))) or not all(isinstance(each, dict) for each in group_states):
-        fail_malformed(str(path), f"the optimizer has state of {len(state)} tensors", needed=f"of {len(masters)}, as {key}")
-    moments = [{name: each for name, each in found.items() if name != STEP} for found in group_states]
-    for found, master in zip(moments, masters):
-        _require_alike(found, master, path)
-    common = _steps(optimizer, own, path)
+    masters, optimizer = [_flat(each) for each in own[key].elements()], own[MASTERS[key]]
+    states: dict[Any, dict[str, Json]] = {number: dict(each.items()) for number, each in optimizer["state"].items()}
+    if not states.keys() <= {*range(len(masters))}:
+        fail_malformed(str(path), f"the optimizer has state of {len(states)} tensors", needed=f"of {len(masters)}, as {key}")
+    in_order = [states.get(number, {}) for number in range(len(masters))]
+    steps = steps_of(optimizer.value, path)
+    if steps is None and (later := own.get("base_optimizer_state_step", None).value) is not None:
+        steps = number_in(later, path)
     return RankState(
         path=path,
         masters=masters,
-        moments=moments,
-        steps=[_steps({"state": {0: each}}, {}, path) or common for each in group_states],
+        moments=[
+            {str(name): _flat(each, master.elements) for name, each in state.items() if name != STEP}
+            for state, master in zip(in_order, masters)
+        ],
+        steps=[number_in(state[STEP].value, path) if STEP in state else steps for state in in_order],
         is_of_stage_3=key == "fp32_flat_groups",
-        mappings=_mappings(own, len(masters), path),
-        paddings=_paddings(own, len(masters), path),
-        ranks=_ranks(own.get("partition_count"), path),
+        mappings=_by_group(own, "param_slice_mappings", len(masters), _places),
+        paddings=_by_group(own, "param_alignment_paddings", len(masters), lambda group: _counts(group, 1 << 32)),
+        ranks=_ranks(own.get("partition_count", None).value, path),
     )
 
 
-def _require_alike(moments: Mapping[Any, Any], master: StoredTensor, path: Path) -> None:
-    """Refuse moments that do not have a value for each element of the master, which may lack the padding at the end."""
-    for name, each in moments.items():
-        flat = isinstance(name, str) and isinstance(each, StoredTensor) and len(each.shape) == 1
-        if not flat or each.elements < master.elements:
-            needed = f"a flat tensor of {master.elements} elements, as the masters"
-            fail_malformed(str(path), f"{name} is no value for each element", needed=needed)
+def _flat(found: Json, least: int = 0) -> StoredTensor:
+    """Return a flat tensor. A moment has a value for each element of the master, which may lack the padding at the end."""
+    stored = found.value
+    if not isinstance(stored, StoredTensor) or len(stored.shape) != 1 or stored.elements < least:
+        found.refuse(f"a flat tensor of at least {least} elements")
+    return stored
 
 
-def _steps(optimizer: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> int | None:
-    def read(found: Any) -> Any:
-        return found.read_all() if isinstance(found, StoredTensor) and found.elements == 1 else found
-
-    try:
-        states = {key: {STEP: read(each[STEP])} for key, each in optimizer["state"].items() if STEP in each}
-        found = steps_of({"state": states, "param_groups": optimizer.get("param_groups", [])}, path)
-    except (AttributeError, TypeError, KeyError):
-        fail_malformed(str(path), "it does not hold the state_dict() of an optimizer")
-    later = own.get("base_optimizer_state_step")
-    return number_in(later, path) if found is None and later is not None else found
+def _by_group(own: Json, key: str, groups: int, read: Callable[[Json], Result]) -> list[Result] | None:
+    """Return what a list has of each group; None if there is no list, as in some versions."""
+    found = own.get(key, None)
+    return None if found.value is None else [read(each) for each in found.elements(groups)]
 
 
-def _mappings(own: Mapping[str, Any], groups: int, path: Path) -> list[Mapping[str, FragmentAddress]] | None:
-    found = own.get("param_slice_mappings")
-    if found is None:
-        return None
-    if not isinstance(found, list) or len(found) != groups or not all(isinstance(each, dict) for each in found):
-        fail_malformed(str(path), "param_slice_mappings is no list with the parameters of each group")
-    for group in found:
-        for name, each in group.items():
-            counts = (getattr(each, "start", None), getattr(each, "numel", None))
-            if not isinstance(name, str) or not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
-                fail_malformed(str(path), f"param_slice_mappings does not say where {name} is")
-    return found
+def _places(group: Json) -> dict[str, tuple[int, int]]:
+    return {str(name): (_count_of(each, "start"), _count_of(each, "numel")) for name, each in group.items()}
 
 
-def _paddings(own: Mapping[str, Any], groups: int, path: Path) -> list[list[int]] | None:
-    found = own.get("param_alignment_paddings")
-    if found is None:
-        return None
-    paddings = found if isinstance(found, list) else []
-    counts = [count for each in paddings for count in (each if isinstance(each, list) else [None])]
-    if len(paddings) != groups or not all(type(count) is int and 0 <= count < 1 << 32 for count in counts):
-        fail_malformed(str(path), "param_alignment_paddings is no list with the paddings of each group")
-    return paddings
+def _count_of(address: Json, word: str) -> int:
+    return Json(getattr(address.value, word, None), address.file, f"{address.at}.{word}").count(MOST)
+
+
+def _counts(found: Json, most: int) -> list[int]:
+    return [each.count(most) for each in found.elements()]
 
 
 def _ranks(found: Any, path: Path) -> int:
@@ -333,50 +318,23 @@ def _ranks(found: Any, path: Path) -> int:
     return int(found)
 
 
-def _fragments(content: Any, path: Path) -> dict[str, StoredTensor]:
-    has_any = isinstance(content, dict) and content.get("frozen_param_fragments")
-    return _dict(content, "frozen_param_fragments", path) if has_any else {}
+def _tensors(found: Json) -> dict[str, StoredTensor]:
+    return {str(name): each.value for name, each in found.items() if isinstance(each.value, StoredTensor)}
 
 
-def _model_state_of(content: Any, path: Path) -> ModelState:
-    module = _dict(content, "module", path)
-    shapes = content.get("param_shapes") or []
-    if not isinstance(shapes, list):
-        fail_malformed(str(path), "param_shapes is no list")
-    return ModelState(
-        path=path,
-        shapes=[_shapes(each, path) for each in shapes],
-        module={str(name): each for name, each in module.items() if isinstance(each, StoredTensor)},
-        buffers=_names(content, "buffer_names", path),
-        aliases=_names(content, "shared_params", path),
-        frozen=_shapes(content.get("frozen_param_shapes") or {}, path),
-    )
-
-
-def _shapes(found: Any, path: Path) -> dict[str, tuple[int, ...]]:
-    if not isinstance(found, dict):
-        fail_malformed(str(path), "param_shapes has no names")
+def _shapes(found: Json) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, shape in found.items():
-        sizes = tuple(shape) if isinstance(shape, (list, tuple)) else (None,)
-        if not isinstance(name, str) or len(sizes) > 64 or not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-            fail_malformed(str(path), f"param_shapes has no shape of {name}")
-        shapes[name] = sizes
+        sizes = [*shape.value] if isinstance(shape.value, torch.Size) else shape.value
+        shapes[str(name)] = tuple(_counts(Json(sizes, shape.file, shape.at), MOST))
+        if len(shapes[str(name)]) > MOST_DIMENSIONS:
+            shape.refuse(f"a shape of at most {MOST_DIMENSIONS} dimensions")
     return shapes
 
 
-def _names(content: dict[Any, Any], key: str, path: Path) -> set[str]:
-    found = content.get(key) or ()
-    if not isinstance(found, (list, dict, tuple)) or not all(isinstance(name, str) for name in found):
-        fail_malformed(str(path), f"{key} has no names")
-    return set(found)
-
-
-def _dict(content: Any, key: str, path: Path) -> dict[Any, Any]:
-    found = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(found, dict):
-        fail_malformed(str(path), f"it has no {key}", needed="a file of DeepSpeed's save_checkpoint()")
-    return found
+def _names(found: Json) -> set[str]:
+    names = [*found.value] if isinstance(found.value, dict) else found.value  # shared ones have another name as their value
+    return {each.text() for each in Json(names, found.file, found.at).elements()}
 
 
 @dataclass(frozen=True)
@@ -534,7 +492,7 @@ def _held_in(places: Mapping[str, tuple[int, int]], begin: int, count: int) -> I
 def _require_mapped(rank: RankState, group: int, found: Mapping[str, tuple[int, int]]) -> None:
     """Compare the places with those that an older version of DeepSpeed has written down."""
     assert rank.mappings is not None
-    mapped = {name: (each.start, each.numel) for name, each in rank.mappings[group].items() if each.numel}
+    mapped = {name: place for name, place in rank.mappings[group].items() if place[1]}
     if others := sorted(name for name in {*mapped, *found} if mapped.get(name) != found.get(name)):
         fail_malformed(
             str(rank.path),

@@ -193,8 +193,7 @@ class Keyed(Source):
 
     def steps(self, name: str) -> int | None:
         key = f"{self._holder(name)}.{STEP}"
-        stored = self._content.tensors.get(key)
-        found = self._content.numbers.get(key) if stored is None else stored.read_all()
+        found = self._content.tensors.get(key, self._content.numbers.get(key))
         if found is None and self.state(name):
             found = self.options(name).get(STEP) or None  # older versions of FusedAdam count in the groups
         return None if found is None else number_in(found, self._content.where)

@@ -98,6 +98,7 @@ def require_plain(found: Any, path: Path) -> torch.Tensor:
 
 def number_in(found: Any, path: Path) -> int:
     """Return what was found as a count of steps."""
+    found = found.read_all() if isinstance(found, StoredTensor) and found.elements == 1 else found
     number = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
     if not is_number(number) or not 0 <= number < 1 << 53:
         fail_unreadable(path, "it holds no number of steps")
