@@ -16,7 +16,7 @@ from ballast import _core
 from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is_sharded
 from ballast.checkpoint.distributed import content_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of
-from ballast.checkpoint.manifest import Checkpoint, Reader
+from ballast.checkpoint.manifest import Checkpoint, Place, Reader
 from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
 from ballast.checkpoint.tensors import buffers_by_name, parameter_names, parameters_by_name, saved_tensor, state_part
@@ -152,8 +152,10 @@ def trained_in_fp32(shape: Sequence[int], moments: Collection[str], steps: int) 
     return saved_tensor("trained", torch.float32, shape, kind=kind, steps=steps)
 
 
-class ForeignPlace:
+class ForeignPlace(Place):
     """Another program's checkpoint, for a model and its optimizer."""
+
+    path: Path
 
     def __init__(self, path: Path, model: torch.nn.Module, access: Training):
         self.path = path

@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.custom_state import CustomState
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, PARAMETERS, Checkpoint, Reader
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, PARAMETERS, Checkpoint, Place, Reader
 from ballast.checkpoint.outer import OuterLoading
 from ballast.checkpoint.tensors import (
     LOADING,
@@ -48,16 +48,6 @@ from ballast.torch.updates.sharded_state import State
 
 log = logging.getLogger("ballast")
 Result = TypeVar("Result")
-
-
-class Place(Protocol):
-    """Where a checkpoint is, which may be replaced while it is read."""
-
-    @property
-    def path(self) -> Path | str: ...
-    def read_text(self) -> bytes: ...
-    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]: ...
-    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint: ...
 
 
 def load_current(place: Place, model: torch.nn.Module, accesses: Sequence[Training]) -> Any:

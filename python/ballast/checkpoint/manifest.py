@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
@@ -115,31 +115,6 @@ def parameters_of(saved: _core.SavedOptimizer) -> list[str]:
 READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
 
 
-def read(directory: str | Path) -> Checkpoint:
-    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names the fault."""
-    path = Path(directory)
-    return current(partial(read_text, path), partial(parse, path), path)
-
-
-def current(read_manifest: Callable[[], bytes], use: Callable[[bytes], Result], where: Path | str) -> Result:
-    """Return what `use` makes of the manifest, and of the files that it names. A saving may replace the manifest meanwhile, and
-    remove the files: then the new checkpoint is used."""
-    for _ in range(READS):
-        text = read_manifest()
-        try:
-            return use(text)
-        except (Error, OSError):
-            if read_manifest() == text:
-                raise
-    fail_replaced(where)
-
-
-def read_text(directory: Path) -> bytes:
-    """Return the manifest as it is now. Raise B1001 where there is no checkpoint."""
-    text = _core.read_manifest(str(directory))
-    return refuse_without_checkpoint(directory) if text is None else text
-
-
 def outline(directory: Path) -> _core.SavedCheckpoint | None:
     """Return the content of the manifest; None where there is none. The files that it names are not read. Raise an error where
     it cannot be read."""
@@ -164,38 +139,67 @@ def fail_replaced(directory: Path | str) -> NoReturn:
     )
 
 
-def parse(directory: Path, text: bytes, indexes: Sequence[bytes] = ()) -> Checkpoint:
-    """Return the checkpoint of this manifest, with the pieces that the ranks' indexes name. They are read, unless they are
-    given."""
-    texts = cast(list[str], list(indexes))  # the library's text may be bytes
-    return Checkpoint(_core.parse_checkpoint(str(directory), text, texts), str(directory / MANIFEST))
-
-
 def outlined(text: bytes, where: str) -> Checkpoint:
     """Return the checkpoint of this manifest, without the pieces of its tensors."""
     return Checkpoint(_core.parse_manifest(text, where), where)
 
 
+class Place(ABC):
+    """Where a checkpoint is. A saving may replace it while it is read."""
+
+    path: Path | str
+
+    @abstractmethod
+    def read_text(self) -> bytes:
+        """Return the manifest as it is now. Raise B1001 where there is no checkpoint."""
+
+    @abstractmethod
+    def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
+        """Return this rank's share of the indexes that the manifest names: all of `ranks` share them in turns."""
+
+    @abstractmethod
+    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
+        """Return the checkpoint of this manifest, with the pieces that all indexes name, for a rank that reads it."""
+
+    def read(self) -> Checkpoint:
+        """Return the checkpoint, with all pieces of all tensors. Raise an error that names the fault."""
+        return self.current(lambda text: self.parse(text, self.read_indexes(text, 0, 1), 0))
+
+    def current(self, use: Callable[[bytes], Result]) -> Result:
+        """Return what `use` makes of the manifest, and of the files that it names. A saving may replace the manifest meanwhile,
+        and remove the files: then the new checkpoint is used."""
+        for _ in range(READS):
+            text = self.read_text()
+            try:
+                return use(text)
+            except (Error, OSError):
+                if self.read_text() == text:
+                    raise
+        fail_replaced(self.path)
+
+
 @dataclass(frozen=True)
-class LocalCheckpoint:
+class LocalCheckpoint(Place):
     """The checkpoint in a directory, whichever it is when it is read."""
 
     path: Path
 
     def read_text(self) -> bytes:
-        return read_text(self.path)
+        text = _core.read_manifest(str(self.path))
+        return refuse_without_checkpoint(self.path) if text is None else text
 
     def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
-        """Return this rank's share of the indexes that the manifest names: all of `ranks` share them in turns."""
         saved = _core.parse_manifest(text, str(self.path / MANIFEST))
         return [_core.read_index(str(self.path / saved.folder), number) for number in range(rank, saved.ranks, ranks)]
 
-    def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
-        """Return the checkpoint of this manifest and of all indexes, for a rank that reads it."""
-        return parse(self.path, text, indexes)
+    def parse(self, text: bytes, indexes: Sequence[bytes] = (), rank: int = 0) -> Checkpoint:
+        """Do the same, and read the indexes unless they are given."""
+        texts = cast(list[str], list(indexes))  # the library's text may be bytes
+        return Checkpoint(_core.parse_checkpoint(str(self.path), text, texts), str(self.path / MANIFEST))
 
-    def read(self) -> Checkpoint:
-        return read(self.path)
+
+def read(directory: str | Path) -> Checkpoint:
+    return LocalCheckpoint(Path(directory)).read()
 
 
 def fail_file(path: Path, error: OSError) -> NoReturn:

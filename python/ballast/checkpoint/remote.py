@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn, TypeVar
 
 from ballast import _core
-from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import lock
 from ballast.checkpoint.kinds import MANIFEST
-from ballast.checkpoint.manifest import FOLDER, Checkpoint, rank_file
+from ballast.checkpoint.manifest import FOLDER, Checkpoint, LocalCheckpoint, Place, problems_in, rank_file
 from ballast.checkpoint.tensors import LOADING
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement, by_first_rank
@@ -146,10 +145,10 @@ class Remote:
 
 def push(directory: Path, address: str) -> Moved:
     """Put the current checkpoint of a directory to an address, where it replaces another one of ours."""
-    remote = Remote(address)
+    remote, place = Remote(address), LocalCheckpoint(directory)
 
     def put(text: bytes) -> Moved:
-        checkpoint = manifest.parse(directory, text)
+        checkpoint = place.parse(text)
         sizes = [remote.put(directory / name, name) for name in _files_of(checkpoint)]
         remote.put_text(MANIFEST, text)
         for name in remote.folders():
@@ -157,7 +156,7 @@ def push(directory: Path, address: str) -> Moved:
                 remote.remove(name)
         return Moved(remote.address, checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
 
-    return manifest.current(partial(manifest.read_text, directory), put, directory)
+    return place.current(put)
 
 
 def pull(address: str, directory: Path) -> Moved:
@@ -169,7 +168,7 @@ def pull(address: str, directory: Path) -> Moved:
         with remote.naming_missing():
             return _pull(remote, text, _core.parse_manifest(text, remote.address), directory)
 
-    return manifest.current(partial(_manifest_of, remote), get, remote.address)
+    return RemoteCheckpoint(remote).current(get)
 
 
 def _pull(remote: Remote, text: bytes, checkpoint: _core.SavedCheckpoint, directory: Path) -> Moved:
@@ -178,7 +177,7 @@ def _pull(remote: Remote, text: bytes, checkpoint: _core.SavedCheckpoint, direct
         place.create(checkpoint.folder)
         for name in _files_of(checkpoint):
             remote.get(name, directory / name)
-        if problem := next(manifest.problems_in(manifest.parse(directory, text)), ""):
+        if problem := next(problems_in(LocalCheckpoint(directory).parse(text)), ""):
             fail("bad_record", f"cannot get a checkpoint: {problem}", where=remote.address)
         sizes = [(directory / name).stat().st_size for name in _files_of(checkpoint)]
         place.make_current(checkpoint.folder, text)
@@ -191,35 +190,32 @@ def _pull(remote: Remote, text: bytes, checkpoint: _core.SavedCheckpoint, direct
     return Moved(str(directory), checkpoint.step, len(sizes) + 1, sum(sizes) + len(text))
 
 
-class RemoteCheckpoint:
+class RemoteCheckpoint(Place):
     """The checkpoint at an address. This process gets the parts that it reads, into files that go with this object."""
 
+    path: str
+
     def __init__(self, remote: Remote):
-        self._remote = remote
+        self._remote, self.path = remote, remote.address
         self._copy = TemporaryDirectory(prefix="ballast-")
         self._got: set[tuple[int, int]] = set()  # the file and the offset of pieces
         self._made: set[int] = set()  # files
 
-    @property
-    def path(self) -> str:
-        return self._remote.address
-
     def read_text(self) -> bytes:
-        return _manifest_of(self._remote)
+        text = self._remote.text(MANIFEST)
+        return _refuse_without(self._remote) if text is None else text
 
     def read_indexes(self, text: bytes, rank: int, ranks: int) -> list[bytes]:
-        """Return this rank's share of the indexes that the manifest names: all of `ranks` share them in turns."""
         saved = _core.parse_manifest(text, self.path)
         with self._remote.naming_missing():
             numbers = range(rank, saved.ranks, ranks)
             return [self._remote.read(f"{saved.folder}/{rank_file(number, 'json')}") for number in numbers]
 
     def parse(self, text: bytes, indexes: Sequence[bytes], rank: int) -> Checkpoint:
-        """Return the checkpoint of this manifest and of all indexes, for a rank that reads it."""
         folder = Path(self._copy.name)
         self._got.clear()
         self._made.clear()
-        checkpoint = manifest.parse(folder, text, indexes)
+        checkpoint = LocalCheckpoint(folder).parse(text, indexes)
         (folder / checkpoint.folder).mkdir(exist_ok=True)
         extra = f"{checkpoint.folder}/{rank_file(rank % checkpoint.ranks, 'extra')}"
         with self._remote.naming_missing():
@@ -231,10 +227,6 @@ class RemoteCheckpoint:
         checkpoint.make_files = partial(self._make_files, checkpoint.files, ends)
         checkpoint.fetch = partial(self._fetch, checkpoint.folder, checkpoint.files, checkpoint.make_files)
         return checkpoint
-
-    def read(self) -> Checkpoint:
-        """Return the checkpoint. A push may replace it meanwhile: then that one."""
-        return manifest.current(self.read_text, lambda text: self.parse(text, self.read_indexes(text, 0, 1), 0), self.path)
 
     def _make_files(self, files: Sequence[str], ends: Sequence[int], numbers: Iterable[int]) -> None:
         """Make a file of the right size for each of these at the address. Raise B3202 if one of those is cut off."""
@@ -306,11 +298,6 @@ def newest(remote: Remote) -> Remote:
     if not steps:
         _refuse_without(remote)
     return Remote(f"{remote.address}/{max(steps, key=lambda name: steps[name])}")
-
-
-def _manifest_of(remote: Remote) -> bytes:
-    text = remote.text(MANIFEST)
-    return _refuse_without(remote) if text is None else text
 
 
 def _refuse_without(remote: Remote) -> NoReturn:

@@ -16,8 +16,8 @@ from ballast._torch_compat import without_modes
 from ballast.checkpoint.foreign import Names, source_of
 from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
-from ballast.checkpoint.loading import Place, read_together, use_current
-from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Reader, outlined, parameters_of
+from ballast.checkpoint.loading import read_together, use_current
+from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Place, Reader, outlined, parameters_of
 from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
 from ballast.checkpoint.tensors import LOADING, read_state
@@ -117,8 +117,7 @@ def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
 def _current(files: Files, path: Path | None, model: torch.nn.Module | None) -> CheckpointSource:
     """Return the checkpoint in a directory or at an address. The ranks that keep a model's parameters read it together;
     those of a deferred model do so later."""
-    place: RemoteCheckpoint | LocalCheckpoint
-    place = RemoteCheckpoint(newest(Remote(str(files)))) if path is None else LocalCheckpoint(path)
+    place: Place = RemoteCheckpoint(newest(Remote(str(files)))) if path is None else LocalCheckpoint(path)
     parameters = [] if model is None else [*model.parameters()]
     if owned := by_owner(parameters):
         return CheckpointSource(use_current(place, owned[0][0].group, partial(read_together, place)))

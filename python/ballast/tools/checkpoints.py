@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,8 @@ def add_to(commands: Any) -> None:
 def inspect(chosen: argparse.Namespace) -> Answer:
     if kind_of(Path(chosen.directory)) == "run":
         return _inspect_run(chosen)
-    path = Path(chosen.directory)
-    text, checkpoint = manifest.current(
-        partial(manifest.read_text, path), lambda text: (text, manifest.parse(path, text)), path
-    )
+    place = manifest.LocalCheckpoint(Path(chosen.directory))
+    text, checkpoint = place.current(lambda text: (text, place.parse(text)))
     if chosen.json:
         return Answer("", _content(text, checkpoint))
     lines = [*_summary(checkpoint), *([""] if chosen.tensors else [])]

@@ -19,7 +19,7 @@ def test_a_checkpoint_survives_a_file_system_that_fails_for_a_moment(tmp_path):
     path.symlink_to(path)
     assert manifest.outline_in(tmp_path) is None
     with pytest.raises(ballast.FailureError, match="B3201 open failed(.|\n)*Too many levels of symbolic links"):
-        manifest.read_text(tmp_path)
+        manifest.read(tmp_path)
     with pytest.raises(ballast.UsageError, match="there is a checkpoint already"):
         conversion._require_no_checkpoint(tmp_path)
     aside.rename(path)
