@@ -112,7 +112,7 @@ class Loading:
                 LoadingPart(self, *each) for each in zip(accesses, self.checkpoint.optimizers, self.checkpoint.options)
             ]
             self._extra = read_extra(self.checkpoint, group.rank)
-        warn_of_left(left, accesses[0])
+        warn_of_left(left, accesses[0].group.rank)
 
     def run(self) -> Any:
         for access in self._accesses:

@@ -157,11 +157,12 @@ def parameters_by_name(model: torch.nn.Module, accesses: Sequence[Training]) -> 
     return {name: by_id[number] for number, name in parameter_names(model, accesses).items()}
 
 
-def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a state_dict() has. Others are computed anew."""
+def buffers_by_name(model: torch.nn.Module, *, remove_duplicate: bool = True) -> dict[str, torch.Tensor]:
+    """Return the buffers that a state_dict() has, also under the names of further modules that share one with
+    `remove_duplicate=False`. Others are computed anew."""
     found = {}
-    for path, module in unwrapped(model).named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
+    for path, module in unwrapped(model).named_modules(remove_duplicate=remove_duplicate):
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=remove_duplicate):
             if name not in module._non_persistent_buffers_set:
                 found[unwrapped_name(f"{path}.{name}" if path else name)] = buffer
     return found
@@ -172,9 +173,9 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(named_parameters(model)), **buffers_by_name(model)}
 
 
-def warn_of_left(names: Sequence[str], access: Training) -> None:
+def warn_of_left(names: Sequence[str], rank: int) -> None:
     """Name the tensors that a checkpoint of another program lacks."""
-    if names and access.group.rank == 0:
+    if names and rank == 0:
         log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(sorted(names)))
 
 

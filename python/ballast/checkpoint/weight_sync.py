@@ -10,7 +10,6 @@ import socket
 import stat
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -34,22 +33,8 @@ Entry = tuple[
 ]  # name, format, shape; first byte in the tensor, bytes, first byte in the bucket
 
 
-class Channel(ABC):
-    """Takes buckets to the process that receives weights."""
-
-    memory: torch.Tensor  # of one bucket
-
-    @abstractmethod
-    def send(self, entries: list[Entry]) -> None:
-        """Send the bucket that is in the memory, and return when that may be written to. Without entries, it is the end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what the channel holds."""
-
-
-class GroupChannel(Channel):
-    """Broadcasts from the first rank of a group of torch.distributed."""
+class GroupChannel:
+    """Broadcasts buckets from the first rank of a group of torch.distributed."""
 
     def __init__(self, group: Any, size: int):
         self._group, self._source = group, torch.distributed.get_global_rank(group, 0)
@@ -59,10 +44,11 @@ class GroupChannel(Channel):
                 where=f"rank {torch.distributed.get_rank()}",
                 needed=f"a group whose first rank is the first one that trains the model, and not rank {self._source}",
             )
-        self.memory = _memory_for(group, size)
+        self.memory = _memory_for(group, size)  # of one bucket
         torch.distributed.broadcast_object_list([size], src=self._source, group=group)
 
     def send(self, entries: list[Entry]) -> None:
+        """Send the bucket that is in the memory, and return when that may be written to. Without entries, it is the end."""
         torch.distributed.broadcast_object_list([entries], src=self._source, group=self._group)
         if entries:
             torch.distributed.broadcast(self.memory, src=self._source, group=self._group)
@@ -76,7 +62,7 @@ def _memory_for(group: Any, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=GPU if "nccl" in torch.distributed.get_backend(group) else "cpu")
 
 
-class SharedChannel(Channel):
+class SharedChannel:
     """Buckets in shared memory for another process of this machine. A socket at the given path carries names and shapes."""
 
     def __init__(self, path: str, size: int, timeout: float):
@@ -153,7 +139,7 @@ def _connected(path: str, timeout: float) -> socket.socket:
 class Buckets:
     """Fills buckets with tensors, one after the other. A tensor may be in several."""
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: GroupChannel | SharedChannel):
         self._channel, self._used = channel, 0
         self._entries: list[Entry] = []
 
@@ -187,7 +173,8 @@ def hand_over(model: torch.nn.Module, to: Any, size: int, timeout: float) -> Non
     group = group_of(model.parameters())
     if group is None:
         return
-    agreement, channel = Agreement(group, WHAT), None
+    agreement = Agreement(group, WHAT)
+    channel: GroupChannel | SharedChannel | None = None
     try:
         with agreement.settled():
             if group.rank == 0:

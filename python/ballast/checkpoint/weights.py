@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from ballast.checkpoint.loading import read_together, use_current
 from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Place, Reader, outlined, parameters_of
 from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
-from ballast.checkpoint.tensors import LOADING, read_state
+from ballast.checkpoint.tensors import LOADING, buffers_by_name, read_state, warn_of_left
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement, Group
 from ballast.torch.memory import tensor_at
@@ -32,7 +31,6 @@ from ballast.torch.parameters.units import named_buffers, named_parameters, name
 from ballast.torch.parts import full_shape, local_tensor
 from ballast.torch.process_groups import rank_in_job
 
-log = logging.getLogger("ballast")
 Match = tuple[torch.Tensor, StoredTensor, str]  # a tensor of the model, where it is stored, and its name there
 
 
@@ -150,7 +148,7 @@ def state_in(checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
 
 def restore(model: torch.nn.Module, files: Files) -> None:
     weights = weights_in(files, model)
-    names = dict(names_of(unwrapped(model)))
+    names = names_of(unwrapped(model))
     known = {**names, **dict(named_buffers(model))}
     own = names_in_model(weights.tensors.keys(), known)
     stored = converted(unwrapped(model), {own[name]: each for name, each in weights.tensors.items()}, known)
@@ -187,18 +185,13 @@ def leave_untrained(model: torch.nn.Module, names: dict[str, torch.Tensor], stor
     require_expected(model, (each for name, each in named_buffers(model) if name not in left))
     for name in left:
         del names[name]
-    if left and rank_in_job() == 0:
-        log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(left))
+    warn_of_left(left, rank_in_job())
 
 
-def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all tensors that files must hold, by name. A tensor that several modules share has several names."""
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield unwrapped_name(name), parameter
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield unwrapped_name(f"{prefix}.{name}" if prefix else name), buffer
+def names_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return all tensors that files must hold, by name. A tensor that several modules share has several names."""
+    parameters = {unwrapped_name(name): each for name, each in model.named_parameters(remove_duplicate=False)}
+    return parameters | buffers_by_name(model, remove_duplicate=False)
 
 
 def require_known(stored: Iterable[str], known: Iterable[str]) -> None:
