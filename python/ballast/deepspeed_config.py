@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ballast.checks import is_number, refuse
-from ballast.json_reader import parse
+from ballast.json_reader import object_in
 from ballast.schema import options_of
 from ballast.wrap_options import Tuning, WrapOptions
 
@@ -156,17 +156,8 @@ def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> Impo
     >>> imported.left_out
     {'zero_optimization.overlap_comm': 'always on in Ballast'}
     """
-    return _Importing(config if isinstance(config, Mapping) else _read(Path(config))).run()
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = parse(path.read_bytes())
-    except (OSError, ValueError) as error:
-        refuse(f"cannot import {path.name}: {error}", where=str(path), needed="a file of DeepSpeed's configuration, in JSON")
-    if not isinstance(found, dict):
-        refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path), needed="an object with DeepSpeed's keys")
-    return found
+    needed = "a file of DeepSpeed's configuration, in JSON"
+    return _Importing(config if isinstance(config, Mapping) else object_in(Path(config), needed)).run()
 
 
 def _refuse(key: str, found: Any, *, needed: str) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ballast.checks import fail, fail_of_system
+from ballast.checks import fail, fail_of_system, refuse
 
 MOST_BYTES = 256 << 20  # the largest JSON file, which becomes about ten times as much in memory
 MOST = (1 << 63) - 1  # the largest count that C++ takes
@@ -51,6 +51,18 @@ def read_json(path: Path) -> Any:
         fail_of_system(error)
     except ValueError as error:
         fail_malformed(str(path), str(error))
+
+
+def object_in(path: Path, needed: str) -> dict[str, Any]:
+    """Return the object in a JSON file that a caller has named. Raise B1001 where there is none."""
+    try:
+        found = parse(path.read_bytes())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
+        refuse(f"cannot read {path}: {why}", needed=needed)
+    if not isinstance(found, dict):
+        refuse(f"cannot read {path}: it holds no JSON object", needed=needed)
+    return found
 
 
 def fail_malformed(where: str, why: str, *, needed: str = "", available: str = "") -> NoReturn:

@@ -156,7 +156,7 @@ def test_the_plan_of_a_measured_cpu_speaks_of_no_gpu(capsys, tmp_path):
     ("text", "said"),
     [
         ("{", "not JSON"),
-        ("[]", "no figures of this version"),
+        ("[]", "holds no JSON object"),
         ('{"ballast_bench": 9}', "no figures of this version"),
         ('{"ballast_bench": 1}', "no rates"),
         (json.dumps({"ballast_bench": 1, "measured": {**MEASURED, "flops": 0}}), "flops is 0"),

@@ -23,7 +23,7 @@ from ballast.checkpoint.foreign import as_checkpoint, source_of, trained_in_fp32
 from ballast.checkpoint.full_model import COPIED, item_of, safetensors_files, write_values
 from ballast.checkpoint.kinds import kind_of, refuse_without_checkpoint
 from ballast.checkpoint.manifest import Checkpoint, parameters_of, slices
-from ballast.checkpoint.recorded import recorded
+from ballast.checkpoint.runs import recorded
 from ballast.checkpoint.saving import INDEX_BYTES, packed
 from ballast.checkpoint.sources import STEP, Source
 from ballast.checkpoint.tensors import SLICE, state_part

@@ -17,7 +17,7 @@ from ballast.checkpoint.deepspeed import STAGE_0, Universal, Zero, folder_of, is
 from ballast.checkpoint.distributed import content_of
 from ballast.checkpoint.kinds import FOREIGN, kind_of
 from ballast.checkpoint.manifest import Checkpoint, Place, Reader
-from ballast.checkpoint.recorded import recorded
+from ballast.checkpoint.runs import recorded
 from ballast.checkpoint.sources import Keyed, Source, content_of_files, only_model_in, plain_torch_alone, steps_made
 from ballast.checkpoint.tensors import buffers_by_name, parameter_names, parameters_by_name, saved_tensor, state_part
 from ballast.checkpoint.torch_file import StandIn

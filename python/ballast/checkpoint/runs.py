@@ -1,11 +1,12 @@
 """A run and its checkpoints: tell the run where its newest one is, and begin the run from it where its records are lost, or it
-has none."""
+has none. Without a training, a run is read as a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
+from ballast.checkpoint.kinds import run_at
 from ballast.checkpoint.loading import load_current
 from ballast.checkpoint.manifest import FOLDER
 from ballast.checkpoint.tensors import buffers_by_name
 from ballast.checks import refuse
-from ballast.errors import Error
+from ballast.errors import Error, FailureError
 from ballast.ranks import Group, by_first_rank
 from ballast.torch.training.joint_runs import join_runs
 from ballast.torch.training.training import Training
+from ballast.torch.updates.commit_metadata import decode_missed_steps
 
 log = logging.getLogger("ballast")
 CHANGED = ("running_mean", "running_var", "num_batches_tracked")  # buffers that torch's norms change in training
@@ -84,6 +87,18 @@ def _may_be_checkpoint(path: Path) -> bool:
     """Return whether a folder below that of the checkpoints can be one. A save that was killed may leave a manifest in its own
     folder, which is no checkpoint. Folders that this process cannot enter belong to others, such as lost+found."""
     return not FOLDER.fullmatch(path.name) and os.access(path, os.X_OK)
+
+
+def recorded(path: Path) -> manifest.Checkpoint:
+    """Return the newest commit of a run as a checkpoint, whose pieces are records. It has no frozen parameters, no buffers and
+    no options."""
+    run = _core.RecordedRun(*map(str, run_at(path)))
+    found = manifest.Checkpoint(run.checkpoint(), str(path))
+    with suppress(FailureError):  # the note of a trainer in C++, or of an optimizer's own step, is none of ours
+        missed = decode_missed_steps(run.note(), found.step)
+        for name, steps in zip(run.trained, missed) if len(missed) == len(run.trained) else ():
+            found.tensors[name].steps -= steps
+    return found
 
 
 def begin_runs(trainings: Sequence[Training], model: torch.nn.Module | None) -> None:

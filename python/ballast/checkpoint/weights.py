@@ -17,8 +17,8 @@ from ballast.checkpoint.hub_names import converted
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.loading import read_together, use_current
 from ballast.checkpoint.manifest import PARAMETERS, Checkpoint, LocalCheckpoint, Place, Reader, outlined, parameters_of
-from ballast.checkpoint.recorded import recorded
 from ballast.checkpoint.remote import Remote, RemoteCheckpoint, is_address, newest
+from ballast.checkpoint.runs import recorded
 from ballast.checkpoint.tensors import LOADING, buffers_by_name, read_state, warn_of_left
 from ballast.checks import fail, refuse
 from ballast.ranks import Agreement, Group

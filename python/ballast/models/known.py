@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ballast.checks import NEXT_LINE, one_of, refuse
-from ballast.json_reader import parse
+from ballast.json_reader import object_in
 
 Config = Mapping[str, Any]
 PUBLISHERS = ("deepseek-ai", "google", "meta-llama", "microsoft", "mistralai", "openai", "openai-community", "qwen")
@@ -42,13 +42,7 @@ def read_model(location: str) -> Mapping[str, Any]:
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
         _refuse_missing(location, path)
-    try:
-        found = parse(path.read_bytes())
-    except ValueError as problem:
-        refuse(f"{path} is not JSON", where=str(problem), needed="a config.json of transformers")
-    if not isinstance(found, dict):
-        refuse(f"{path} has no model: it is no JSON object", needed=FORMS)
-    return _named(found, name, path)
+    return _named(object_in(path, FORMS), name, path)
 
 
 def _refuse_missing(location: str, path: Path) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from ballast import _core
 from ballast.checks import all_known, is_number, refuse
+from ballast.json_reader import object_in
 from ballast.sizes import Rate, parse_rate
 
 
@@ -319,11 +319,8 @@ def read_measured(given: str | os.PathLike[str]) -> Measured:
     path = Path(given)
     if not path.is_file():
         refuse(f"cannot read {path}: it {'is no file' if path.exists() else 'does not exist'}", needed=WRITER)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
-        refuse(f"cannot read {path}: it is not JSON", where=str(problem), needed=WRITER)
-    if not isinstance(found, dict) or found.get("ballast_bench") != BENCH_VERSION:
+    found = object_in(path, WRITER)
+    if found.get("ballast_bench") != BENCH_VERSION:
         refuse(
             f"cannot read {path}: it has no figures of this version of ballast bench",
             needed=f"{WRITER}, version {BENCH_VERSION}",
