@@ -263,17 +263,15 @@ Bounds = dict[int, tuple[float, float]]  # bounds by member
 class GradientCopies:
     """Copies a unit's gradients together. Keeps the views of the library's memory, which is the same in each step."""
 
-    def __init__(self, units: Sequence[ParameterUnit], begins: Sequence[list[int]]):
-        self._units = units
+    def __init__(self, units: Sequence[ParameterUnit]):
         self._trained = [unit.trained for unit in units]
-        self._begins = begins  # the first element of each tensor, by unit
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # views by unit and address
 
     def copy(self, unit: int, memory: _core.Memory) -> None:
         """Copy the gradients of a unit that have arrived, and drop torch's copies of them."""
         key, trained = (unit, memory.address), self._trained[unit]
         if key not in self._views:
-            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], trained)
+            self._views[key] = views_in(memory, trained)
         into, gradients = [], []
         with without_torch_function():  # the parameters may be without their values
             for member, view in zip(trained, self._views[key]):

@@ -174,7 +174,7 @@ class FullParameters(ParameterMemory):
         self._places = [
             view
             for number, unit in enumerate(self._units)
-            for view in views_in(self._core.full_parameters(number), unit, self._core.tensor_begins(number), unit.members)
+            for view in views_in(self._core.full_parameters(number), unit.members)
         ]
         self._users = [users_of(place) for place in self._places]
         self._versions = []

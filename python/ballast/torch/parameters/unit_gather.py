@@ -218,7 +218,6 @@ class UnitGather:
         self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
-        self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # views by unit and address
         self._copied: dict[int, set[UnitParameter]] = {}  # by unit, members whose views may outlive its opening
         self._warned: set[UnitParameter] = set()  # members whose views were named in a warning
@@ -297,7 +296,7 @@ class UnitGather:
             members = self.units[unit].members
             if key not in self._views:
                 with torch.inference_mode(False), without_modes():  # they are used in training, too, and are no part of it
-                    tensors = views_in(memory, self.units[unit], self._begins[unit], members)
+                    tensors = views_in(memory, members)
                     self._views[key] = GatheredViews(self.key, members, tensors)
             self.now = self._views[key]
             if unit in self._copied:

@@ -40,6 +40,7 @@ class UnitParameter:
     is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
     unit: int = 0
     tensor: int = 0  # number in the unit
+    begin: int = 0  # first element in memory with the layout of the unit
 
     @property
     def parts(self) -> int:
@@ -200,16 +201,10 @@ def unit_names(units: Sequence[ParameterUnit]) -> list[str]:
     return names
 
 
-def views_in(
-    memory: _core.Memory, unit: ParameterUnit, begins: list[int], members: Sequence[UnitParameter]
-) -> list[torch.Tensor]:
-    """Return views of these members of the unit, in memory with the layout of the unit."""
-    return [
-        tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)
-        .view(member.parameter.dtype)
-        .view(member.parameter.shape)
-        for member in members
-    ]
+def views_in(memory: _core.Memory, members: Iterable[UnitParameter]) -> list[torch.Tensor]:
+    """Return views of these members of one unit, in memory with the layout of the unit."""
+    flat = ((each.parameter, tensor_of(memory, each.dtype, each.begin, each.elements)) for each in members)
+    return [values.view(parameter.dtype).view(parameter.shape) for parameter, values in flat]
 
 
 def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:

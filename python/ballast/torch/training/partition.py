@@ -175,7 +175,7 @@ class Partition(ShardedState):
         for number, member in enumerate(self.members):
             self._members_of[member.unit].append(number)
         self._most_members = max(map(len, self._members_of), default=0)
-        self._copies = GradientCopies(units, self._begins)
+        self._copies = GradientCopies(units)
         self._shards_of_gradients = GradientShards(self.core, self.sharing, self.ranks.size, self.members)
         self._has_other_parts = ranks.model_group is not None  # other ranks have other parts of the model
         self.gradients = TakenGradients(

@@ -77,6 +77,9 @@ class ShardedState:
             rules=rules,
             options=options,
         )
+        for number, unit in enumerate(units):
+            for member, begin in zip(unit.members, self.core.tensor_begins(number)):
+                member.begin = begin
         self._pass_on_log()
         if self.core.unpinned_because:
             log.warning("host memory could not be pinned, so copies of it are slower: %s", self.core.unpinned_because)
@@ -85,7 +88,6 @@ class ShardedState:
         self._kept_memory = KeptMemory() if self._gpu is None else None
         return_cached_memory(self._gpu)
         self.memory = make_memory(self.core, units)
-        self._begins = [self.core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0 and self.ranks.size > 1  # each rank has a shard of the state
         # Updates then change more than the parameter in the memory that torch sees.
         is_away = options.state != _core.Spread(device=1.0)
@@ -203,7 +205,7 @@ class ShardedState:
             if member in self.unused:
                 continue
             begin, count = self.part(member)
-            before = self._begins[tile.unit][member.tensor] - tile.first  # the parameter's first element in the tile
+            before = member.begin - tile.first  # the parameter's first element in the tile
             first, end = max(begin, -before), min(begin + count, tile.count - before)
             if first < end:
                 yield member, before + first, end - first
