@@ -161,10 +161,8 @@ def fail_with_peers(group: Group, what: str, failed: Sequence[int], mine: Mappin
 
 def parts_of(error: BaseException) -> dict[str, str]:
     """Return the parts of the message of an error, for other ranks."""
-    if not isinstance(error, Error):
-        return {"what": words_of(error), "where": ""}
-    parts = {name: getattr(error, name) for name in ("where", "needed", "available", "remedy")}
-    return {"what": f"{error.code} {error.what_happened}", **parts}
+    what = f"{error.code} {error.what_happened}" if isinstance(error, Error) else words_of(error)
+    return {"what": what, **{name: str(getattr(error, name, "")) for name in ("where", "needed", "available", "remedy")}}
 
 
 class Agreement:
