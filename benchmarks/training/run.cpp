@@ -8,8 +8,8 @@
 #include <bit>
 #include <chrono>
 
+#include "examples/llama/multiply.h"
 #include "examples/llama/noise.h"
-#include "examples/llama/rows.h"
 #include "offload/preflight.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/program_cost.h"
@@ -118,9 +118,11 @@ class Run {
 
   void append(const ConstView& tensor, std::vector<float>& to) const {
     std::vector<std::byte> bytes(tensor.bytes());
-    maths_.download(tensor.data(), bytes.data(), bytes.size());
+    const View copy(bytes.data(), tensor.count(), tensor.dtype());
+    maths_.copy(tensor, copy);
+    maths_.wait();
     std::vector<float> values(tensor.count());
-    llama::rows::read(ConstView(bytes.data(), tensor.count(), tensor.dtype()), 0, values);
+    llama::rows::read(copy, 0, values);
     to.insert(to.end(), values.begin(), values.end());
   }
 

@@ -24,18 +24,22 @@ struct Batch {
   std::size_t positions() const { return sequences * context; }  // of a micro-batch
 };
 
+// What a layer computes, and its gradient in the backward pass. Gradients that are needed one after the other share memory.
+struct Value {
+  View data{};
+  View gradient{};
+};
+
 // The memory of activations. All layers and micro-batches use the memory of one layer, in turn.
 struct Activations {
   using Make = std::function<View(std::size_t count, DType dtype, bool on_host)>;
   Activations(const Config& config, const Batch& batch, const Make& make);
 
   View inputs, gradients;  // of all micro-batches: the inputs of layers and of the head, and the gradients of one
-  View input, output, gradient;
-  View normed, raw_q, raw_k, q, k, v, sums, attended, middle, second_normed, gate, up, activated;
-  View narrow_gradient, attended_gradient, q_gradient, k_gradient, v_gradient, raw_q_gradient, raw_k_gradient;
-  View wide_gradient, up_gradient;
-  View head_normed, logits, logits_gradient, head_gradient;  // of a chunk
-  View angles;
+  Value input, normed, raw_q, raw_k, q, k, v, attended, middle, second_normed, gate, up, activated, output;
+  Value head_normed, logits;  // of a chunk
+  View sums, angles;
+  View ones;            // one for each position: a product with it adds a bias to all rows, or sums them
   View losses, tokens;  // of all micro-batches; tokens: three integers for each position
 };
 
@@ -56,19 +60,18 @@ class Llama {
 
  private:
   void take_in(std::span<const std::uint32_t> text);
+  void compute(const Layer& layer, const Lease& lease);
   void forward(const Layer& layer, const Lease& lease);
   void backward(const Layer& layer, const Lease& lease);
-  void recompute(const Layer& layer, const Lease& lease);
-  void project(const Lease& lease, TensorId weight, TensorId bias, const View& to);
-  void attention_backward(const Layer& layer, const Lease& lease);
-  void mlp_backward(const Layer& layer, const Lease& lease);
   void head(const Lease& lease, std::size_t micro_batch);
   double loss();
 
-  // y = x weight^T, or += that.
-  void linear(const ConstView& weight, const ConstMatrix& x, const View& y, bool add = false);
-  void linear_backward(const Lease& lease, TensorId weight, const ConstMatrix& x, const View& gradient,
-                       const View& x_gradient, bool add = false);
+  void norm(const Lease& lease, TensorId weight, const Value& x, const Value& y);
+  void norm_backward(const Lease& lease, TensorId weight, const Value& x, const Value& y, bool add = false);
+  // y = x weight^T + bias, or += that. Backward adds to the gradient of x likewise.
+  void multiply(const Lease& lease, const Linear& linear, const Value& x, const Value& y, bool add = false);
+  void multiply_backward(const Lease& lease, const Linear& linear, const Value& x, const Value& y, bool add = false);
+
   // The part of a view of all micro-batches; of `inputs`: of a layer, or of the head.
   View of(const View& all, std::size_t micro_batch) const;
   View input_of(std::size_t layer, std::size_t micro_batch) const;
@@ -79,9 +82,9 @@ class Llama {
   Batch batch_;
   Maths& maths_;
   Architecture architecture_;
-  AttentionShape attention_;
   std::vector<std::shared_ptr<std::byte>> memory_{};
   Activations at_;
+  Attention attention_;
   std::vector<Tokens> tokens_{};  // of each micro-batch
 };
 

@@ -66,20 +66,28 @@ struct Tokens {
   std::size_t count = 0;
 };
 
+// y = x / sqrt(mean(x^2) + epsilon) * weight, of rows as wide as the weight.
+struct Norm {
+  ConstView x{};
+  ConstView weight{};
+  float epsilon = 0;
+
+  std::size_t width() const { return weight.count(); }
+  std::size_t rows() const { return x.count() / weight.count(); }
+};
+
 // Causal attention with grouped queries: `heads / kv_heads` heads of queries share a head of keys and values. A row of queries has
 // all heads of a position, next to each other; so has a row of keys and one of values.
-struct AttentionShape {
+struct Attention {
   std::size_t context = 0;  // positions of a sequence; sequences follow each other
   std::size_t heads = 0;
   std::size_t kv_heads = 0;
   std::size_t head_width = 0;
-};
+  ConstView query{}, key{}, value{};
+  View output{};
+  View sums{};  // the logarithm of the sum of each softmax, in fp32: [sequence][head][position]
 
-template <class AnyView>
-struct Attended {
-  AnyView query{};
-  AnyView key{};
-  AnyView value{};
+  std::size_t sequences() const { return query.count() / (context * heads * head_width); }
 };
 
 // Views are fp32 or bf16, all of one call the same where nothing else is said, and sums are made in fp32. Gradients of parameters
@@ -91,40 +99,29 @@ class Maths {
   virtual std::string library() const = 0;                 // what multiplies matrices
   virtual std::optional<int> gpu() const { return {}; }    // whose memory it works on; none: the host's
   virtual StreamHandle stream() const { return nullptr; }  // its stream on that GPU
-  // Memory aligned to 256 bytes: its own, or the host's, which copy() reaches too.
+  // Memory aligned to 256 bytes: its own, or the host's for many copies.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, bool on_host = false) = 0;
-  virtual void upload(const void* from, void* to, std::size_t bytes) = 0;
-  virtual void download(const void* from, void* to, std::size_t bytes) = 0;  // waits for it
-  virtual void clear(const View& to) = 0;                                    // zeros
-  virtual void copy(const ConstView& from, const View& to) = 0;
+  virtual void copy(const ConstView& from, const View& to) = 0;  // each in any memory
+  virtual void wait() {}                                         // until all calls are done
 
   virtual void multiply(const Product& product) = 0;
-  virtual void add_bias(const ConstView& bias, const View& to) = 0;        // to each row
-  virtual void add_rows(const ConstView& rows, const View& gradient) = 0;  // adds the sum of the rows
 
   virtual void embed(const Tokens& tokens, const ConstView& table, const View& to) = 0;
   virtual void embed_backward(const Tokens& tokens, const ConstView& gradient, const View& table_gradient) = 0;
 
-  // y = x / sqrt(mean(x^2) + epsilon) * weight, of rows as wide as the weight. Backward adds to x's gradient too.
-  virtual void rms_norm(const ConstView& x, const ConstView& weight, float epsilon, const View& to) = 0;
-  virtual void rms_norm_backward(const ConstView& x, const ConstView& weight, float epsilon, const ConstView& gradient,
-                                 const View& weight_gradient, const View& x_gradient) = 0;
+  virtual void rms_norm(const Norm& norm, const View& to) = 0;
+  // With `add`, the gradient of x is added to the one that is there.
+  virtual void rms_norm_backward(const Norm& norm, const ConstView& gradient, const View& weight_gradient,
+                                 const View& x_gradient, bool add) = 0;
 
   // Rotates in place each pair (i, i + head_width / 2) of each head, by the angle of its position. `angles` holds cosine and sine of
   // each pair, row by row, in fp32: a row for each position of a sequence. With `back`, by the opposite angle.
   virtual void rotate(const View& x, std::size_t head_width, const ConstView& angles, std::size_t row_width,
                       bool back) = 0;
 
-  // `sums` has the logarithm of the sum of a softmax, in fp32: [sequence][head][position]. Backward reads them, and the output.
-  virtual void attention(const AttentionShape& shape, const Attended<ConstView>& from, const View& to,
-                         const View& sums) = 0;
-  struct AttentionGradient {
-    ConstView output{};
-    ConstView sums{};
-    ConstView gradient{};  // of the output
-  };
-  virtual void attention_backward(const AttentionShape& shape, const Attended<ConstView>& from,
-                                  const AttentionGradient& known, const Attended<View>& gradients) = 0;
+  virtual void attention(const Attention& attention) = 0;  // makes the output and the sums, which backward reads
+  virtual void attention_backward(const Attention& attention, const ConstView& gradient, const View& query_gradient,
+                                  const View& key_gradient, const View& value_gradient) = 0;
 
   virtual void swiglu(const ConstView& gate, const ConstView& up, const View& to) = 0;  // gate sigmoid(gate) up
   // `gradient` is that of the result, and becomes that of the gate.

@@ -51,64 +51,7 @@ __device__ void each_element(std::size_t count, Body body) {
 }
 constexpr std::size_t blocks_of(std::size_t elements) { return divide_up(elements, threads * packed); }
 
-// --- Sums of rows, embeddings ---
-
-__global__ void add_bias_kernel(In bias, Out to) {
-  each_element(to.count, [&](std::size_t i) { add(load(bias, i % bias.count), to, i); });
-}
-
-// Rows are summed in two steps: segments of them, by blocks for 64 columns each, and then the sums of the segments.
-struct Columns {
-  std::size_t rows;
-  std::size_t width;
-
-  static constexpr unsigned of_block = 64;
-  static constexpr unsigned rows_at_once = threads / (of_block / packed);
-
-  constexpr std::size_t across() const { return divide_up(width, of_block); }
-  constexpr std::size_t segment() const { return rows < 64 * 256 ? 256 : divide_up(rows, 64); }
-  constexpr std::size_t segments() const { return divide_up(rows, segment()); }
-  constexpr std::size_t blocks() const { return segments() * across(); }
-  constexpr std::size_t sums() const { return segments() * width; }
-};
-
-// Multiplies the elements of each row by those of x and the factor of the row first, where there is an x.
-__global__ void sum_segments_kernel(Columns of, In from, In x, const float* factors, float* to) {
-  __shared__ float sums[Columns::rows_at_once][Columns::of_block];
-  each_piece(of.blocks(), [&](std::size_t piece) {
-    const std::size_t segment = piece / of.across(), begin = piece % of.across() * Columns::of_block;
-    const unsigned lane = threadIdx.x * packed % Columns::of_block, turn = threadIdx.x * packed / Columns::of_block;
-    Pack<packed> sum{};
-    for (std::size_t i = turn; i < of.segment() && begin + lane < of.width; i += Columns::rows_at_once) {
-      const std::size_t row = segment * of.segment() + i, at = row * of.width + begin + lane;
-      if (row >= of.rows) break;
-      Pack<packed> more = load(from, at);
-      if (x.data != nullptr) {
-        const Pack<packed> times = load(x, at);
-        for (unsigned j = 0; j < packed; ++j)
-          more.at[j] *= times.at[j] * factors[row];
-      }
-      sum += more;
-    }
-    __syncthreads();
-    store(sum, &sums[turn][lane]);
-    __syncthreads();
-    if (threadIdx.x >= Columns::of_block || begin + threadIdx.x >= of.width) return;
-    float all = 0;
-    for (unsigned i = 0; i < Columns::rows_at_once; ++i)
-      all += sums[i][threadIdx.x];
-    to[segment * of.width + begin + threadIdx.x] = all;
-  });
-}
-
-__global__ void add_segments_kernel(Columns of, const float* sums, Out to) {
-  each_element(of.width, [&](std::size_t column) {
-    Pack<packed> sum{};
-    for (std::size_t i = 0; i < of.segments(); ++i)
-      sum += load<packed>(sums + i * of.width + column);
-    add(sum, to, column);
-  });
-}
+// --- Embeddings ---
 
 __global__ void embed_kernel(Tokens tokens, In table, Out to) {
   const std::size_t width = to.count / tokens.count;
@@ -137,7 +80,8 @@ __global__ void embed_backward_kernel(Tokens tokens, In gradient, Out table) {
 
 // --- Norms, rotations, activations ---
 
-struct Norm {
+// A norm, and how its rows are shared among threads.
+struct NormRows {
   In x;
   In weight;
   float epsilon;
@@ -145,11 +89,12 @@ struct Norm {
   constexpr std::size_t width() const { return weight.count; }
   constexpr std::size_t rows() const { return x.count / weight.count; }
   constexpr unsigned team() const { return width() <= 1024 ? warp : threads; }
+  constexpr std::size_t teams(std::size_t blocks) const { return blocks * (threads / team()); }
   constexpr std::size_t blocks() const { return divide_up(rows(), threads / team()); }
   __device__ float factor(float squares) const { return 1.0f / sqrtf(squares / static_cast<float>(width()) + epsilon); }
 };
 
-__global__ void rms_norm_kernel(Norm norm, Out to) {
+__global__ void rms_norm_kernel(NormRows norm, Out to) {
   each_row(norm.rows(), norm.team(), [&](std::size_t row, unsigned place) {
     const std::size_t first = row * norm.width();
     float squares = 0;
@@ -168,7 +113,9 @@ __global__ void rms_norm_kernel(Norm norm, Out to) {
   });
 }
 
-__global__ void rms_norm_backward_kernel(Norm norm, In gradient, float* factors, Out to) {
+// Each team sums the gradient of the weight over its rows.
+__global__ void rms_norm_backward_kernel(NormRows norm, In gradient, float* sums, Out to, bool adds) {
+  const std::size_t teams = norm.teams(gridDim.x);
   each_row(norm.rows(), norm.team(), [&](std::size_t row, unsigned place) {
     const std::size_t first = row * norm.width(), step = norm.team() * packed;
     float squares = 0, along = 0;
@@ -181,14 +128,28 @@ __global__ void rms_norm_backward_kernel(Norm norm, In gradient, float* factors,
     }
     const float factor = norm.factor(sum_of_team(squares, norm.team()));
     const float share = sum_of_team(along, norm.team()) * factor * factor / static_cast<float>(norm.width());
-    if (place == 0) factors[row] = factor;
+    float* const own = sums + row % teams * norm.width();
     for (std::size_t i = place * packed; i < norm.width(); i += step) {
       const Pack<packed> x = load(norm.x, first + i), weight = load(norm.weight, i);
-      Pack<packed> slope = load(gradient, first + i);
-      for (unsigned j = 0; j < packed; ++j)
+      Pack<packed> slope = load(gradient, first + i), sum = row < teams ? Pack<packed>{} : load<packed>(own + i);
+      for (unsigned j = 0; j < packed; ++j) {
+        sum.at[j] += slope.at[j] * x.at[j] * factor;
         slope.at[j] = factor * (slope.at[j] * weight.at[j] - share * x.at[j]);
-      add(slope, to, first + i);
+      }
+      store(sum, own + i);
+      adds ? add(slope, to, first + i) : store(slope, to, first + i);
     }
+  });
+}
+
+// Adds the sum of some rows.
+__global__ void add_rows_kernel(const float* from, std::size_t rows, Out to) {
+  each_row(to.count, warp, [&](std::size_t column, unsigned place) {
+    float sum = 0;
+    for (std::size_t row = place; row < rows; row += warp)
+      sum += from[row * to.count + column];
+    sum = sum_of_team(sum, warp);
+    if (place == 0) add(Pack<1>{sum}, to, column);
   });
 }
 
@@ -238,52 +199,21 @@ __global__ void swiglu_backward_kernel(In gate, In up, Out gradient, Out up_grad
 }
 
 // Sums output * gradient over each row of each head: [sequence][head][position].
-__global__ void along_kernel(AttentionShape shape, In output, In gradient, float* along) {
-  each_row(output.count / shape.head_width, warp, [&](std::size_t row, unsigned place) {
+__global__ void along_kernel(AttentionMemory m, In output, In gradient, float* along) {
+  each_row(output.count / m.head_width, warp, [&](std::size_t row, unsigned place) {
     float sum = 0;
-    for (std::size_t i = place * packed; i < shape.head_width; i += warp * packed) {
-      const Pack<packed> y = load(output, row * shape.head_width + i),
-                         slope = load(gradient, row * shape.head_width + i);
+    for (std::size_t i = place * packed; i < m.head_width; i += warp * packed) {
+      const Pack<packed> y = load(output, row * m.head_width + i), slope = load(gradient, row * m.head_width + i);
       for (unsigned j = 0; j < packed; ++j)
         sum += y.at[j] * slope.at[j];
     }
     sum = sum_of_team(sum, warp);
-    const std::size_t position = row / shape.heads, head = position / shape.context * shape.heads + row % shape.heads;
-    if (place == 0) along[head * shape.context + position % shape.context] = sum;
+    const std::size_t position = row / m.heads, head = position / m.context * m.heads + row % m.heads;
+    if (place == 0) along[head * m.context + position % m.context] = sum;
   });
 }
 
 // --- Cross entropy ---
-
-// The largest of some values, and the sum of exp(value - most), after one pass over the values.
-struct Exponentials {
-  float most;
-  float total;
-
-  __device__ void take(float value, float times) {
-    if (value > most) {
-      total = total * expf(most - value) + times;
-      most = value;
-    } else {
-      total += times * expf(value - most);
-    }
-  }
-};
-
-__device__ Exponentials join_block(Exponentials mine) {
-  __shared__ Exponentials all[threads / warp];
-  for (unsigned distance = warp / 2; distance > 0; distance /= 2) {
-    const float most = __shfl_xor_sync(whole_warp, mine.most, distance);
-    mine.take(most, __shfl_xor_sync(whole_warp, mine.total, distance));
-  }
-  __syncthreads();
-  if (threadIdx.x % warp == 0) all[threadIdx.x / warp] = mine;
-  __syncthreads();
-  mine = all[0];
-  for (unsigned i = 1; i < threads / warp; ++i)
-    mine.take(all[i].most, all[i].total);
-  return mine;
-}
 
 // Rows may have any width, so their elements are taken one by one.
 __global__ void cross_entropy_kernel(const float* logits, const std::uint32_t* targets, float scale, std::size_t rows,
@@ -291,16 +221,23 @@ __global__ void cross_entropy_kernel(const float* logits, const std::uint32_t* t
   const std::size_t width = gradient.count / rows;
   each_piece(rows, [&](std::size_t row) {
     const float *const x = logits + row * width, expected = x[targets[row]];
-    Exponentials mine{-FLT_MAX, 0};  // not -infinity, because the difference of two is no number
-    for (std::size_t i = threadIdx.x; i < width; i += threads)
-      mine.take(x[i], 1);
-    const Exponentials all = join_block(mine);
-    const float factor = 1.0f / all.total;
+    float mine = -FLT_MAX, total = 0;  // not -infinity, because the difference of two is no number
     for (std::size_t i = threadIdx.x; i < width; i += threads) {
-      const float share = factor * expf(x[i] - all.most);
+      if (x[i] > mine) {
+        total = total * expf(mine - x[i]) + 1.0f;
+        mine = x[i];
+      } else {
+        total += expf(x[i] - mine);
+      }
+    }
+    const float most = join_team(mine, threads, [](float a, float b) { return fmaxf(a, b); });
+    total = sum_of_team(total * expf(mine - most), threads);
+    const float factor = 1.0f / total;
+    for (std::size_t i = threadIdx.x; i < width; i += threads) {
+      const float share = factor * expf(x[i] - most);
       store(Pack<1>{scale * (i == targets[row] ? share - 1.0f : share)}, gradient, row * width + i);
     }
-    if (threadIdx.x == 0) losses[row] = logf(all.total) - (expected - all.most);
+    if (threadIdx.x == 0) losses[row] = logf(total) - (expected - most);
   });
 }
 
@@ -401,16 +338,11 @@ class GpuMaths : public Maths {
             }};
   }
 
-  void upload(const void* from, void* to, std::size_t bytes) override { copy_bytes(from, to, bytes); }
-  void download(const void* from, void* to, std::size_t bytes) override {
-    copy_bytes(from, to, bytes);
-    check(cudaStreamSynchronize(stream()), "wait for a GPU");
-  }
-  void copy(const ConstView& from, const View& to) override { copy_bytes(from.data(), to.data(), from.bytes()); }
-  void clear(const View& to) override {
+  void copy(const ConstView& from, const View& to) override {
     select();
-    check(cudaMemsetAsync(to.data(), 0, to.bytes(), stream()), "clear memory of a GPU");
+    check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, stream()), "copy to or from a GPU");
   }
+  void wait() override { check(cudaStreamSynchronize(stream()), "wait for a GPU"); }
 
   // cuBLAS stores matrices by columns. Ours are by rows, so they are its transposes: it computes to^T = b^T a^T.
   void multiply(const Product& product) override {
@@ -425,17 +357,6 @@ class GpuMaths : public Maths {
           "multiply matrices");
   }
 
-  void add_bias(const ConstView& bias, const View& to) override {
-    launch<add_bias_kernel>(blocks_of(to.count()), bias, to);
-  }
-
-  void add_rows(const ConstView& rows, const View& gradient) override {
-    const Columns columns{rows.count() / gradient.count(), gradient.count()};
-    float* const sums = scratch(columns.sums());
-    launch<sum_segments_kernel>(columns.blocks(), columns, rows, ConstView(), nullptr, sums);
-    launch<add_segments_kernel>(blocks_of(columns.width), columns, sums, gradient);
-  }
-
   void embed(const Tokens& tokens, const ConstView& table, const View& to) override {
     check_packs(to.count() / tokens.count);
     launch<embed_kernel>(blocks_of(to.count()), tokens, table, to);
@@ -447,19 +368,20 @@ class GpuMaths : public Maths {
     launch<embed_backward_kernel>(tokens.count * blocks_of(width), tokens, gradient, table_gradient);
   }
 
-  void rms_norm(const ConstView& x, const ConstView& weight, float epsilon, const View& to) override {
-    const Norm norm{argument(x), argument(weight), epsilon};
-    launch<rms_norm_kernel>(norm.blocks(), norm, to);
+  void rms_norm(const Norm& norm, const View& to) override {
+    const NormRows rows = rows_of(norm);
+    launch<rms_norm_kernel>(rows.blocks(), rows, to);
   }
 
-  void rms_norm_backward(const ConstView& x, const ConstView& weight, float epsilon, const ConstView& gradient,
-                         const View& weight_gradient, const View& x_gradient) override {
-    const Norm norm{argument(x), argument(weight), epsilon};
-    const Columns columns{norm.rows(), norm.width()};
-    float *const sums = scratch(columns.sums() + columns.rows), *const factors = sums + columns.sums();
-    launch<rms_norm_backward_kernel>(norm.blocks(), norm, gradient, factors, x_gradient);
-    launch<sum_segments_kernel>(columns.blocks(), columns, gradient, x, factors, sums);
-    launch<add_segments_kernel>(blocks_of(columns.width), columns, sums, weight_gradient);
+  void rms_norm_backward(const Norm& norm, const ConstView& gradient, const View& weight_gradient,
+                         const View& x_gradient, bool add) override {
+    constexpr std::size_t most_blocks = 512;
+    const NormRows rows = rows_of(norm);
+    const std::size_t blocks = std::min(rows.blocks(), most_blocks), teams = rows.teams(blocks);
+    float* const sums = scratch(teams * rows.width());
+    launch<rms_norm_backward_kernel>(blocks, rows, gradient, sums, x_gradient, add);
+    launch<add_rows_kernel>(divide_up(rows.width(), threads / warp), sums, std::min(teams, rows.rows()),
+                            weight_gradient);
   }
 
   void rotate(const View& x, std::size_t head_width, const ConstView& angles, std::size_t row_width,
@@ -468,24 +390,23 @@ class GpuMaths : public Maths {
     launch<rotate_kernel>(blocks_of(x.count()), x, head_width, angles, row_width, back ? -1.0f : 1.0f);
   }
 
-  void attention(const AttentionShape& shape, const Attended<ConstView>& from, const View& to,
-                 const View& sums) override {
-    AttentionMemory memory = attention_memory(shape, from);
-    memory.new_sums = sums.as<float>().data();
-    attend<Wanted::output>(memory, to);
+  void attention(const Attention& of) override {
+    AttentionMemory memory = memory_of(of);
+    memory.new_sums = of.sums.as<float>().data();
+    attend<Wanted::output>(memory, of.output);
   }
 
-  void attention_backward(const AttentionShape& shape, const Attended<ConstView>& from, const AttentionGradient& known,
-                          const Attended<View>& to) override {
-    AttentionMemory memory = attention_memory(shape, from);
-    float* const along = scratch(known.sums.count());
-    launch<along_kernel>(divide_up(known.sums.count(), threads / warp), shape, known.output, known.gradient, along);
-    memory.gradient = argument(known.gradient).data;
-    memory.sums = known.sums.as<float>().data();
+  void attention_backward(const Attention& of, const ConstView& gradient, const View& query_gradient,
+                          const View& key_gradient, const View& value_gradient) override {
+    AttentionMemory memory = memory_of(of);
+    float* const along = scratch(of.sums.count());
+    launch<along_kernel>(divide_up(of.sums.count(), threads / warp), memory, ConstView(of.output), gradient, along);
+    memory.gradient = argument(gradient).data;
+    memory.sums = of.sums.as<float>().data();
     memory.along = along;
-    attend<Wanted::query_gradient>(memory, to.query);
-    attend<Wanted::key_gradient>(memory, to.key);
-    attend<Wanted::value_gradient>(memory, to.value);
+    attend<Wanted::query_gradient>(memory, query_gradient);
+    attend<Wanted::key_gradient>(memory, key_gradient);
+    attend<Wanted::value_gradient>(memory, value_gradient);
   }
 
   void swiglu(const ConstView& gate, const ConstView& up, const View& to) override {
@@ -533,11 +454,6 @@ class GpuMaths : public Maths {
             }};
   }
 
-  void copy_bytes(const void* from, void* to, std::size_t bytes) {
-    select();
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "copy to or from a GPU");
-  }
-
   template <auto kernel, unsigned block_threads = threads, class... Arguments>
   void launch(std::size_t blocks, const Arguments&... arguments) {
     if (blocks == 0 || !is_registered<kernel>) return;
@@ -554,9 +470,9 @@ class GpuMaths : public Maths {
     constexpr std::size_t side = 16, all = side * side;
     const View memory(reinterpret_cast<std::byte*>(scratch(3 * all)), 3 * all, DType::bf16);
     const auto matrix = [&](std::size_t number) { return Matrix(memory.part(number * all, all), side); };
-    clear(memory);
+    check(cudaMemsetAsync(memory.data(), 0, memory.bytes(), stream()), "clear memory of a GPU");
     multiply({.a = matrix(0), .b = matrix(1), .to = matrix(2)});
-    check(cudaStreamSynchronize(stream()), "wait for a GPU");
+    wait();
   }
 
   // Returns memory that stays valid until the next call.
@@ -569,18 +485,20 @@ class GpuMaths : public Maths {
     return reinterpret_cast<float*>(scratch_.get());
   }
 
-  static AttentionMemory attention_memory(const AttentionShape& shape, const Attended<ConstView>& from) {
+  static NormRows rows_of(const Norm& norm) { return {argument(norm.x), argument(norm.weight), norm.epsilon}; }
+
+  static AttentionMemory memory_of(const Attention& of) {
     const auto number = [](std::size_t count) { return static_cast<unsigned>(whole(count)); };
-    check_packs(shape.head_width);
-    return {.sequences = number(from.query.count() / (shape.context * shape.heads * shape.head_width)),
-            .context = number(shape.context),
-            .heads = number(shape.heads),
-            .kv_heads = number(shape.kv_heads),
-            .head_width = number(shape.head_width),
-            .scale = 1.0f / std::sqrt(static_cast<float>(shape.head_width)),
-            .query = argument(from.query).data,
-            .key = argument(from.key).data,
-            .value = argument(from.value).data};
+    check_packs(of.head_width);
+    return {.sequences = number(of.sequences()),
+            .context = number(of.context),
+            .heads = number(of.heads),
+            .kv_heads = number(of.kv_heads),
+            .head_width = number(of.head_width),
+            .scale = 1.0f / std::sqrt(static_cast<float>(of.head_width)),
+            .query = argument(of.query).data,
+            .key = argument(of.key).data,
+            .value = argument(of.value).data};
   }
 
   template <Wanted wanted>

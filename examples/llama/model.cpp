@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "examples/llama/multiply.h"
 #include "examples/llama/noise.h"
-#include "examples/llama/rows.h"
 
 namespace ballast::llama {
 namespace {
@@ -110,40 +110,43 @@ std::vector<float> rope_angles(const Config& config, std::size_t context) {
 Architecture::Architecture(const Config& c) {
   const std::size_t matrices = model.group("matrices"), vectors = model.group("vectors");
   const auto matrix = [&](const std::string& name, std::size_t rows, std::size_t columns) {
-    return model.tensor({.name = name + ".weight", .shape = {rows, columns}, .group = matrices});
+    return model.tensor({.name = name, .shape = {rows, columns}, .group = matrices});
   };
   const auto row = [&](const std::string& name, std::size_t width) {
     return model.tensor({.name = name, .shape = {width}, .group = vectors});
   };
   model.unit("model.embed_tokens", c.dtype);
-  table = matrix("model.embed_tokens", c.vocabulary, c.hidden);
+  table = matrix("model.embed_tokens.weight", c.vocabulary, c.hidden);
   for (std::size_t i = 0; i < c.layers; ++i) {
     const std::string at = "model.layers." + std::to_string(i), attention = at + ".self_attn.", mlp = at + ".mlp.";
-    Layer layer;
-    layer.unit = model.unit(at, c.dtype);
+    const auto linear = [&](const std::string& name, std::size_t outputs, std::size_t inputs) {
+      return Linear{.weight = matrix(name + ".weight", outputs, inputs), .inputs = inputs};
+    };
+    Layer layer{.unit = model.unit(at, c.dtype)};
     layer.norm = row(at + ".input_layernorm.weight", c.hidden);
-    layer.q = matrix(attention + "q_proj", c.query_width(), c.hidden);
-    layer.k = matrix(attention + "k_proj", c.kv_width(), c.hidden);
-    layer.v = matrix(attention + "v_proj", c.kv_width(), c.hidden);
-    layer.o = matrix(attention + "o_proj", c.hidden, c.query_width());
+    layer.q = linear(attention + "q_proj", c.query_width(), c.hidden);
+    layer.k = linear(attention + "k_proj", c.kv_width(), c.hidden);
+    layer.v = linear(attention + "v_proj", c.kv_width(), c.hidden);
+    layer.o = linear(attention + "o_proj", c.hidden, c.query_width());
     if (c.has_biases) {
-      layer.q_bias = row(attention + "q_proj.bias", c.query_width());
-      layer.k_bias = row(attention + "k_proj.bias", c.kv_width());
-      layer.v_bias = row(attention + "v_proj.bias", c.kv_width());
+      layer.q.bias = row(attention + "q_proj.bias", c.query_width());
+      layer.k.bias = row(attention + "k_proj.bias", c.kv_width());
+      layer.v.bias = row(attention + "v_proj.bias", c.kv_width());
     }
     if (c.has_head_norms) {
       layer.q_norm = row(attention + "q_norm.weight", c.head_width);
       layer.k_norm = row(attention + "k_norm.weight", c.head_width);
     }
     layer.second_norm = row(at + ".post_attention_layernorm.weight", c.hidden);
-    layer.gate = matrix(mlp + "gate_proj", c.intermediate, c.hidden);
-    layer.up = matrix(mlp + "up_proj", c.intermediate, c.hidden);
-    layer.down = matrix(mlp + "down_proj", c.hidden, c.intermediate);
+    layer.gate = linear(mlp + "gate_proj", c.intermediate, c.hidden);
+    layer.up = linear(mlp + "up_proj", c.intermediate, c.hidden);
+    layer.down = linear(mlp + "down_proj", c.hidden, c.intermediate);
     layers.push_back(layer);
   }
   model.unit("model.norm", c.dtype);
   norm = row("model.norm.weight", c.hidden);
-  head = c.tied ? model.tied("lm_head.weight", table) : matrix("lm_head", c.vocabulary, c.hidden);
+  head = {.weight = c.tied ? model.tied("lm_head.weight", table) : matrix("lm_head.weight", c.vocabulary, c.hidden),
+          .inputs = c.hidden};
 }
 
 ParameterSource initial_values(const Model& model, std::uint64_t seed) {

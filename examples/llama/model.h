@@ -44,11 +44,17 @@ Config read_config(const std::filesystem::path& folder);
 // Cosine and sine of each pair of a head, in a row for each position.
 std::vector<float> rope_angles(const Config& config, std::size_t context);
 
+struct Linear {
+  TensorId weight{};
+  std::size_t inputs = 0;
+  std::optional<TensorId> bias{};
+};
+
 struct Layer {
   std::size_t unit = 0;
-  TensorId norm{}, q{}, k{}, v{}, o{}, second_norm{}, gate{}, up{}, down{};
-  TensorId q_bias{}, k_bias{}, v_bias{};  // only if the configuration has them
-  TensorId q_norm{}, k_norm{};            // likewise
+  Linear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  TensorId norm{}, second_norm{};
+  TensorId q_norm{}, k_norm{};  // only if the configuration has them
 };
 
 // Units: the embedding, the layers, the head. Matrices are in parameter group 0; norms and biases in group 1, which has no weight
@@ -57,7 +63,8 @@ struct Architecture {
   explicit Architecture(const Config& config);
 
   Model model;
-  TensorId table{}, norm{}, head{};
+  TensorId table{}, norm{};
+  Linear head{};
   std::vector<Layer> layers{};
 };
 

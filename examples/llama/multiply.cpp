@@ -6,8 +6,6 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
 
-#include "examples/llama/rows.h"
-
 // The OpenMP library that oneDNN links has this function; it is null if oneDNN links none.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int count);
 

@@ -1,6 +1,5 @@
 // Products where oneDNN is missing: right and slow, enough to compare with a GPU.
 #include "examples/llama/multiply.h"
-#include "examples/llama/rows.h"
 
 #include <vector>
 

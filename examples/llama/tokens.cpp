@@ -1,15 +1,11 @@
 #include "examples/llama/tokens.h"
 
 #include <ballast/error.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
+#include <fstream>
 
 #include "examples/llama/noise.h"
 
@@ -18,68 +14,64 @@ namespace {
 
 constexpr std::size_t header_bytes = 1024;
 
-struct Layout {
-  std::size_t first_byte = 0;
-  std::size_t width = 1;
-  std::size_t count = 0;
-};
-
-Layout layout_of(const std::filesystem::path& path, std::span<const std::byte> bytes) {
-  if (path.extension() != ".bin") return {.count = bytes.size()};
-  std::int32_t header[8] = {};
-  if (bytes.size() >= header_bytes) std::memcpy(header, bytes.data(), sizeof header);
-  if (header[0] == 20240520 || header[0] == 20240801)  // llm.c, for GPT-2 and for Llama 3
-    return {header_bytes, header[0] == 20240520 ? 2u : 4u, static_cast<std::size_t>(header[2])};
-  if (std::memcmp(header, "BIN.TOK\n", 8) == 0)  // llmq; masks may follow the tokens
-    return {header_bytes, static_cast<std::size_t>(header[3]), static_cast<std::size_t>(header[4])};
-  return {.width = 2, .count = bytes.size() / 2};
+// Reads up to so many bytes from a place on; fewer where the file ends.
+std::vector<char> read_bytes(const std::filesystem::path& path, std::size_t first, std::size_t count) {
+  std::vector<char> bytes(count);
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(first)).read(bytes.data(), static_cast<std::streamsize>(count));
+  require(file.is_open() && !file.bad(), Code::bad_argument, [&] {
+    return Problem{.what = std::string("cannot read a file of tokens: ") + std::strerror(errno),
+                   .where = path.string(),
+                   .needed = "a file that this user can read"};
+  });
+  bytes.resize(static_cast<std::size_t>(file.gcount()));
+  return bytes;
 }
 
 }  // namespace
 
 TokenFiles::TokenFiles(const std::vector<std::filesystem::path>& paths) {
-  for (const std::filesystem::path& path : paths)
-    add(path);
+  for (const std::filesystem::path& path : paths) {
+    File file = open(path);
+    file.first = size();
+    files_.push_back(file);
+  }
 }
 
-void TokenFiles::add(const std::filesystem::path& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat found {};
-  const auto check = [&](bool holds) {
-    require(holds, Code::bad_argument, [&] {
-      return Problem{.what = std::string("cannot read a file of tokens: ") + std::strerror(errno),
-                     .where = path.string(),
-                     .needed = "a file that this user can read"};
-    });
-  };
-  check(file >= 0 && fstat(file, &found) == 0);
-  const auto size = static_cast<std::size_t>(found.st_size);
-  void* const mapped = size > 0 ? mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
-  close(file);
-  check(mapped != MAP_FAILED);
-  const std::shared_ptr<const std::byte> memory(static_cast<const std::byte*>(mapped), [size](const std::byte* all) {
-    if (all != nullptr) munmap(const_cast<std::byte*>(all), size);
-  });
-  const Layout layout = layout_of(path, {memory.get(), size});
-  const bool fits = (layout.width == 1 || layout.width == 2 || layout.width == 4) && layout.first_byte <= size &&
-                    layout.count <= (size - layout.first_byte) / layout.width;
+TokenFiles::File TokenFiles::open(const std::filesystem::path& path) {
+  std::int32_t header[8] = {};
+  const std::vector<char> begin = read_bytes(path, 0, header_bytes);
+  const std::size_t size = std::filesystem::file_size(path);
+  File file{.path = path, .count = size};
+  if (path.extension() == ".bin") {
+    file.width = 2;
+    file.count = size / 2;
+    if (begin.size() == header_bytes) std::memcpy(header, begin.data(), sizeof header);
+    if (header[0] == 20240520 || header[0] == 20240801)  // llm.c, for GPT-2 and for Llama 3
+      file = {path, header_bytes, header[0] == 20240520 ? 2u : 4u, static_cast<std::size_t>(header[2])};
+    if (std::memcmp(header, "BIN.TOK\n", 8) == 0)  // llmq; masks may follow the tokens
+      file = {path, header_bytes, static_cast<std::size_t>(header[3]), static_cast<std::size_t>(header[4])};
+  }
+  const bool fits = (file.width == 1 || file.width == 2 || file.width == 4) && file.first_byte <= size &&
+                    file.count <= (size - file.first_byte) / file.width;
   require(fits, Code::bad_argument, [&] {
     return Problem{.what = "cannot read a file of tokens: it is shorter than its header says, or of another format",
                    .where = path.string(),
-                   .needed = std::to_string(layout.count) + " tokens of 2 or 4 bytes",
+                   .needed = std::to_string(file.count) + " tokens of 2 or 4 bytes",
                    .available = std::to_string(size) + " bytes"};
   });
-  files_.push_back({{memory, memory.get() + layout.first_byte}, layout.width});
-  first_.push_back(first_.back() + layout.count);
+  return file;
 }
 
 std::vector<std::uint32_t> TokenFiles::read(std::size_t first, std::size_t count) const {
-  std::vector<std::uint32_t> tokens(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto next = std::ranges::upper_bound(first_, first + i);
-    const auto number = static_cast<std::size_t>(next - first_.begin()) - 1;
-    const File& file = files_.at(number);
-    std::memcpy(&tokens[i], file.memory.get() + (first + i - first_[number]) * file.width, file.width);
+  std::vector<std::uint32_t> tokens;
+  for (const File& file : files_) {
+    const std::size_t begin = std::max(first, file.first), end = std::min(first + count, file.first + file.count);
+    if (begin >= end) continue;
+    const std::size_t first_byte = file.first_byte + (begin - file.first) * file.width;
+    const std::vector<char> bytes = read_bytes(file.path, first_byte, (end - begin) * file.width);
+    for (std::size_t i = 0; i + file.width <= bytes.size(); i += file.width)
+      std::memcpy(&tokens.emplace_back(), &bytes[i], file.width);
   }
   return tokens;
 }

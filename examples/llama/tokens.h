@@ -3,19 +3,17 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <span>
 #include <vector>
 
 namespace ballast::llama {
 
 // Tokens of files, one file after the other. A file that ends in .bin has them as nanoGPT writes them (uint16, without a header), or
-// as llm.c and llmq do, whose headers say how wide they are. Any other file is text, whose bytes are the tokens. The files are mapped.
+// as llm.c and llmq do, whose headers say how wide they are. Any other file is text, whose bytes are the tokens.
 class TokenFiles {
  public:
   explicit TokenFiles(const std::vector<std::filesystem::path>& paths);
 
-  std::size_t size() const { return first_.back(); }
+  std::size_t size() const { return files_.empty() ? 0 : files_.back().first + files_.back().count; }
   std::vector<std::uint32_t> read(std::size_t first, std::size_t count) const;
 
   // Returns sequences of `length` tokens from random places, one after the other; the same key gives the same ones.
@@ -23,13 +21,15 @@ class TokenFiles {
 
  private:
   struct File {
-    std::shared_ptr<const std::byte> memory;  // of the first token
-    std::size_t width;                        // bytes of a token
+    std::filesystem::path path;
+    std::size_t first_byte = 0;
+    std::size_t width = 1;  // bytes of a token
+    std::size_t count = 0;
+    std::size_t first = 0;  // the number of its first token among those of all files
   };
-  void add(const std::filesystem::path& path);
+  static File open(const std::filesystem::path& path);
 
   std::vector<File> files_{};
-  std::vector<std::size_t> first_{0};  // the number of each file's first token, and of all tokens
 };
 
 }  // namespace ballast::llama

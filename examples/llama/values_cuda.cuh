@@ -87,19 +87,23 @@ __device__ void each_row(std::size_t rows, unsigned team, Body body) {
     body(row, threadIdx.x % team);
 }
 
-// Returns the sum of a team's values, the same bits to each thread.
-__device__ float sum_of_team(float x, unsigned team) {
-  __shared__ float sums[threads / warp];
+// Joins a team's values, in one order: each thread gets the same bits.
+template <class Join>
+__device__ float join_team(float x, unsigned team, Join join) {
+  __shared__ float joined[threads / warp];
   for (unsigned distance = warp / 2; distance > 0; distance /= 2)
-    x += __shfl_xor_sync(whole_warp, x, distance);
+    x = join(x, __shfl_xor_sync(whole_warp, x, distance));
   if (team == warp) return x;
   __syncthreads();
-  if (threadIdx.x % warp == 0) sums[threadIdx.x / warp] = x;
+  if (threadIdx.x % warp == 0) joined[threadIdx.x / warp] = x;
   __syncthreads();
-  x = 0;
-  for (unsigned i = 0; i < threads / warp; ++i)
-    x += sums[i];
+  x = joined[0];
+  for (unsigned i = 1; i < threads / warp; ++i)
+    x = join(x, joined[i]);
   return x;
+}
+__device__ float sum_of_team(float x, unsigned team) {
+  return join_team(x, team, [](float a, float b) { return a + b; });
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ class Place {
 
   Floats read(const View& from) {
     std::vector<std::byte> bytes(from.bytes());
-    maths_.download(from.data(), bytes.data(), bytes.size());
+    maths_.copy(from, View(bytes.data(), from.count(), from.dtype()));
+    maths_.wait();
     Floats to(from.count());
     for (std::size_t i = 0; i < to.size(); ++i) {
       std::uint32_t bits = 0;
@@ -55,17 +56,18 @@ class Place {
 
   const std::uint32_t* put(const std::vector<std::uint32_t>& from) {
     const View to = reserve(from.size() * sizeof from[0], DType::u8);
-    maths_.upload(from.data(), to.data(), to.bytes());
+    maths_.copy(ConstView(reinterpret_cast<const std::byte*>(from.data()), to.count(), DType::u8), to);
+    maths_.wait();
     return reinterpret_cast<const std::uint32_t*>(to.data());
   }
 
   View put(const Floats& from, DType dtype) {
     const View to = reserve(from.size(), dtype);
-    std::vector<std::uint16_t> halves(from.size());
+    std::vector<bf16> halves(from.size());
     for (std::size_t i = 0; i < from.size(); ++i)
-      halves[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(from[i]) >> 16);
-    dtype == DType::fp32 ? maths_.upload(from.data(), to.data(), to.bytes())
-                         : maths_.upload(halves.data(), to.data(), to.bytes());
+      halves[i] = {static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(from[i]) >> 16)};
+    maths_.copy(dtype == DType::fp32 ? ConstView(std::span(from)) : ConstView(std::span(halves)), to);
+    maths_.wait();
     return to;
   }
 
@@ -133,14 +135,15 @@ TEST_CASE("products on a GPU agree with those on the CPU", "[gpu]") {
   }
 }
 
-TEST_CASE("sums of rows on a GPU agree with those on the CPU", "[gpu]") {
+TEST_CASE("products with ones on a GPU, for biases and sums of rows, agree with those on the CPU", "[gpu]") {
   for (const auto& [rows, width] : {std::pair{1u, 8u}, {70u, 264u}, {1100u, 72u}}) {
     CAPTURE(rows, width);
     check_on_gpu(
         [rows = rows, width = width](Place& at) -> Views {  // Clang 14 captures no structured binding by reference
-          const View bias = at.values(width, 1), to = at.values(rows * width, 2), sum = at.values(width, 3);
-          at.maths().add_bias(bias, to);
-          at.maths().add_rows(to, sum);
+          const View ones = at.values(rows, 1), bias = at.values(width, 2), to = at.values(rows * width, 3),
+                     sum = at.values(width, 4);
+          at.maths().multiply({.a = {ones, 1}, .b = {bias, width}, .to = {to, width}, .add = true});
+          at.maths().multiply({.a = {ones, rows}, .b = {to, width}, .to = {sum, width}, .add = true});
           return {to, sum};
         });
   }
@@ -163,15 +166,17 @@ TEST_CASE("embeddings on a GPU agree with those on the CPU", "[gpu]") {
 }
 
 TEST_CASE("norms on a GPU agree with those on the CPU", "[gpu]") {
-  for (const auto& [rows, width] : {std::pair{5u, 8u}, {530u, 128u}, {70u, 264u}, {3u, 2056u}}) {
+  for (const auto& [rows, width] : {std::pair{5u, 8u}, {5000u, 128u}, {70u, 264u}, {520u, 2056u}}) {
     CAPTURE(rows, width);
     check_on_gpu(
         [rows = rows, width = width](Place& at) -> Views {  // Clang 14 captures no structured binding by reference
           const View x = at.values(rows * width, 1), weight = at.values(width, 2), to = at.values(x.count(), 3);
           const View of_x = at.values(x.count(), 4), of_weight = at.values(width, 5);
-          at.maths().rms_norm(x, weight, 1e-5f, to);
-          at.maths().rms_norm_backward(x, weight, 1e-5f, at.values(x.count(), 6), of_weight, of_x);
-          return {to, of_x, of_weight};
+          const View added = at.values(x.count(), 4);
+          at.maths().rms_norm({x, weight, 1e-5f}, to);
+          at.maths().rms_norm_backward({x, weight, 1e-5f}, at.values(x.count(), 6), of_weight, of_x, false);
+          at.maths().rms_norm_backward({x, weight, 1e-5f}, at.values(x.count(), 6), of_weight, added, true);
+          return {to, of_x, added, of_weight};
         });
   }
 }
@@ -216,12 +221,12 @@ TEST_CASE("cross entropy on a GPU agrees with that on the CPU", "[gpu]") {
 }
 
 TEST_CASE("attention on a GPU agrees with that on the CPU", "[gpu]") {
-  for (const AttentionShape& shape : {AttentionShape{.context = 70, .heads = 4, .kv_heads = 2, .head_width = 32},
-                                      {.context = 2, .heads = 1, .kv_heads = 1, .head_width = 8},
-                                      {.context = 33, .heads = 3, .kv_heads = 1, .head_width = 24},
-                                      {.context = 130, .heads = 2, .kv_heads = 2, .head_width = 64},
-                                      {.context = 100, .heads = 2, .kv_heads = 1, .head_width = 128},
-                                      {.context = 70, .heads = 1, .kv_heads = 1, .head_width = 200}}) {
+  for (const Attention& shape : {Attention{.context = 70, .heads = 4, .kv_heads = 2, .head_width = 32},
+                                 {.context = 2, .heads = 1, .kv_heads = 1, .head_width = 8},
+                                 {.context = 33, .heads = 3, .kv_heads = 1, .head_width = 24},
+                                 {.context = 130, .heads = 2, .kv_heads = 2, .head_width = 64},
+                                 {.context = 100, .heads = 2, .kv_heads = 1, .head_width = 128},
+                                 {.context = 70, .heads = 1, .kv_heads = 1, .head_width = 200}}) {
     CAPTURE(shape.context, shape.head_width);
     check_on_gpu([&](Place& at) -> Views {
       const std::size_t positions = 2 * shape.context;
@@ -230,8 +235,9 @@ TEST_CASE("attention on a GPU agrees with that on the CPU", "[gpu]") {
       const View q = at.values(width, 1, 2.0f), k = at.values(kv_width, 2, 2.0f), v = at.values(kv_width, 3);
       const View y = at.values(width, 4), sums = at.floats(positions * shape.heads, 5);
       const View of_q = at.values(width, 6), of_k = at.values(kv_width, 7), of_v = at.values(kv_width, 8);
-      at.maths().attention(shape, {q, k, v}, y, sums);
-      at.maths().attention_backward(shape, {q, k, v}, {y, sums, at.values(width, 9)}, {of_q, of_k, of_v});
+      const Attention of{shape.context, shape.heads, shape.kv_heads, shape.head_width, q, k, v, y, sums};
+      at.maths().attention(of);
+      at.maths().attention_backward(of, at.values(width, 9), of_q, of_k, of_v);
       return {y, sums, of_q, of_k, of_v};
     });
   }
@@ -241,10 +247,10 @@ TEST_CASE("a GPU refuses heads that are too wide, and rows that are not aligned"
   const auto maths = gpu_maths(0);
   Place at(*maths, DType::bf16);
   const View x = at.values(4 * 264, 1), sums = at.floats(4, 2);
-  CHECK_THROWS_WITH(maths->attention({.context = 4, .heads = 1, .kv_heads = 1, .head_width = 264}, {x, x, x}, x, sums),
-                    Contains("heads are too wide"));
-  CHECK_THROWS_WITH(maths->add_bias(x.part(0, 12), x.part(0, 24)), Contains("rows of 12 elements are not aligned"));
-  CHECK_THROWS_WITH(maths->add_bias(x.part(4, 8), x.part(0, 24)), Contains("are not aligned"));
+  CHECK_THROWS_WITH(maths->attention({4, 1, 1, 264, x, x, x, x, sums}), Contains("heads are too wide"));
+  CHECK_THROWS_WITH(maths->rms_norm({x.part(0, 24), x.part(0, 12), 1e-5f}, x.part(0, 24)),
+                    Contains("rows of 12 elements are not aligned"));
+  CHECK_THROWS_WITH(maths->rms_norm({x.part(0, 24), x.part(4, 8), 1e-5f}, x.part(0, 24)), Contains("are not aligned"));
   CHECK_THROWS_WITH(maths->swiglu(x, x, View(x.data(), 8, DType::fp16)), Contains("cannot compute on a GPU in fp16"));
 }
 

@@ -15,17 +15,20 @@ TEST_CASE("the gradient of a norm is its slope, and is added to the gradients be
     Floats x = random_floats(count * width, 1), weight = random_floats(width, 2);
     Floats slope = random_floats(count * width, 4), y(count * width);
     const auto value = [&] {
-      maths->rms_norm(view_of(x), view_of(weight), 1e-5f, view_of(y));
+      maths->rms_norm({view_of(x), view_of(weight), 1e-5f}, view_of(y));
       return weighed(y, slope);
     };
-    Floats of_x(x.size(), 1.0f), of_weight(width, 2.0f);
-    maths->rms_norm_backward(view_of(x), view_of(weight), 1e-5f, view_of(slope), view_of(of_weight), view_of(of_x));
-    for (const auto& [gradient, was] : {std::pair{&of_x, 1.0f}, {&of_weight, 2.0f}}) {
-      for (float& number : *gradient)
-        number -= was;
+    for (const bool add : {true, false}) {
+      Floats of_x(x.size(), 1.0f), of_weight(width, 2.0f);
+      maths->rms_norm_backward({view_of(x), view_of(weight), 1e-5f}, view_of(slope), view_of(of_weight), view_of(of_x),
+                               add);
+      for (const auto& [gradient, was] : {std::pair{&of_x, add ? 1.0f : 0.0f}, {&of_weight, 2.0f}}) {
+        for (float& number : *gradient)
+          number -= was;
+      }
+      check_gradient(value, x, of_x);
+      check_gradient(value, weight, of_weight);
     }
-    check_gradient(value, x, of_x);
-    check_gradient(value, weight, of_weight);
   }
 }
 
@@ -88,18 +91,17 @@ TEST_CASE("the gradient of cross entropy is its slope, and the loss of a certain
 TEST_CASE("the gradients of attention are its slopes, and no position sees a later one") {
   const auto maths = cpu_maths(2);
   for (const std::size_t context : {9u, 150u}) {  // less than a block of queries, and more
-    const AttentionShape shape{.context = context, .heads = 4, .kv_heads = context < 100 ? 2u : 1u, .head_width = 4};
-    const std::size_t positions = (context < 100 ? 2 : 1) * context, kv_width = shape.kv_heads * 4;
+    const std::size_t kv_heads = context < 100 ? 2 : 1, positions = kv_heads * context, kv_width = kv_heads * 4;
     Floats q = random_floats(positions * 16, 1), k = random_floats(positions * kv_width, 2);
     Floats v = random_floats(positions * kv_width, 3), slope = random_floats(q.size(), 4);
     Floats y(q.size()), sums(positions * 4), of_q(q.size()), of_k(k.size()), of_v(v.size());
+    const Attention attention{context, 4, kv_heads, 4, view_of(q), view_of(k), view_of(v), view_of(y), view_of(sums)};
     const auto value = [&] {
-      maths->attention(shape, {view_of(q), view_of(k), view_of(v)}, view_of(y), view_of(sums));
+      maths->attention(attention);
       return weighed(y, slope);
     };
     value();
-    maths->attention_backward(shape, {view_of(q), view_of(k), view_of(v)}, {view_of(y), view_of(sums), view_of(slope)},
-                              {view_of(of_q), view_of(of_k), view_of(of_v)});
+    maths->attention_backward(attention, view_of(slope), view_of(of_q), view_of(of_k), view_of(of_v));
     check_gradient(value, q, of_q);
     check_gradient(value, k, of_k);
     check_gradient(value, v, of_v);

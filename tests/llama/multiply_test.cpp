@@ -1,7 +1,6 @@
 // Tests of products of matrices: they are near sums in double, and have the same bits from any number of threads.
 #include "examples/llama/multiply.h"
 #include "examples/llama/maths.h"
-#include "examples/llama/rows.h"
 #include "tests/llama/differences.h"
 
 using namespace ballast;
