@@ -127,7 +127,6 @@ class Outcome(NamedTuple):
 
 def attempt(case: Case, program: str, directory: Path, memory: int) -> Outcome:
     """Train in a process of its own, which writes a line when it begins something, and "loss ..." at the end of a step."""
-    os.sync()  # file systems count the files of the training before as free when they commit
     free = shutil.disk_usage(directory).free - LEFT_FREE
     if case.drive_bytes > free:
         needed = f"it needs {case.drive_bytes / 1e9:.0f} GB of the drive, which has {free / 1e9:.0f}"

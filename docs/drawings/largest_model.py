@@ -12,7 +12,7 @@ from drawing import RESULTS, Drawing  # this finds the modules of benchmarks/
 import ladder  # isort: skip
 from suite import read_rows  # isort: skip
 
-LEFT, BARS, ROW, TOP = 330, 400, 44, 76  # pixels
+LEFT, BARS, ROW, TOP = 440, 400, 44, 76  # pixels
 
 
 class Rung(NamedTuple):
@@ -31,7 +31,7 @@ def recorded() -> list[Rung]:
         larger = ladder.MODELS[ladder.MODELS.index(largest) + 1]
         begins = f"{system.name}: {larger.name}, "
         ended = next(case.removeprefix(begins) for case in cases if case.startswith(begins))
-        rungs.append(Rung(system.name, largest, f"{larger.name}: {ended}"))
+        rungs.append(Rung(system.name, largest, f"{larger.name}: {ended.partition(', which')[0]}"))
     return rungs
 
 
@@ -49,7 +49,7 @@ def draw() -> Drawing:
         drawing.box(LEFT, top, length, 20, "ours" if is_ours else "theirs")
         drawing.text(LEFT + length + 8, top + 15, f"{rung.model.parameters / 1e9:.2f}")
         drawing.text(LEFT, top + 35, rung.ended, "quiet")
-    note = "Recorded in benchmarks/results/ladder.jsonl by ./run-benchmarks ladder."
+    note = "Recorded in benchmarks/results/ladder*.jsonl by ./run-benchmarks ladder."
     drawing.text(24, TOP + ROW * len(rungs) + 24, note, "quiet")
     return drawing
 
