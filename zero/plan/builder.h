@@ -130,6 +130,13 @@ class Builder {
   std::vector<History> history_;                 // one for each slot
 };
 
+// Neighbouring tiles of a unit.
+struct Tiles {
+  std::size_t unit = 0;
+  std::size_t first = none;  // none: what moves are no tiles
+  std::size_t count = 1;
+};
+
 // The input and facts about it, the slots, and the list of operations that the parts add to.
 struct CompileContext {
   // Operations are emitted for `followed`, in the slots of the program that follows `program_uses`.
@@ -155,6 +162,19 @@ struct CompileContext {
   std::size_t width_of_sums(std::size_t unit) const { return input.width_of_sums(unit); }
   const UnitLayout& layout(std::size_t unit) const { return input.layout.units[unit]; }
   const UnitResidence& residence(std::size_t unit) const { return slots.residence(unit); }
+
+  // Adds an upload, a download, or a copy on the host (OpKind::keep).
+  void copy(OpKind kind, Phase phase, const Tiles& of, const Piece& from, const Piece& to) {
+    const Lane lane = kind == OpKind::upload ? Lane::upload : kind == OpKind::download ? Lane::download : Lane::host;
+    builder.add({.kind = kind,
+                 .lane = lane,
+                 .phase = phase,
+                 .unit = of.unit,
+                 .tile = of.first,
+                 .tiles = of.count,
+                 .from = from,
+                 .to = to});
+  }
 };
 
 }  // namespace ballast

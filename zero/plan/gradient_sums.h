@@ -152,7 +152,7 @@ class GradientSums {
     if (is_reduced_last && !takes_norm) add_norm(of.unit, sum, Tier::device, part.first);
     if (!on_device) {
       const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
-      download(of.unit, sum, landed);
+      context_.copy(OpKind::download, Phase::backward, {of.unit}, sum, landed);
       sum = landed;
     }
     if (home.exists() && sum != home) accumulate(of, sum, home, {.first = part.first});
@@ -163,22 +163,13 @@ class GradientSums {
   Piece sum_on_host(const Sum& of) {
     StepRings& rings = context_.slots.rings;
     const Piece copy = rings.unsummed.next(of.gradients.bytes);
-    download(of.unit, of.gradients, copy);
+    context_.copy(OpKind::download, Phase::backward, {of.unit}, of.gradients, copy);
     const bool straight_home = of.home.exists() && of.number == 0;
     const Piece sum = straight_home ? of.home : rings.landed.next(context_.slots.shard_bytes(of.unit));
     reduce(of, 0, copy, sum);
     if (!of.home.exists() || straight_home) return sum;
     accumulate(of, sum, of.home, {});
     return of.home;
-  }
-
-  void download(std::size_t unit, const Piece& from, const Piece& to) {
-    context_.builder.add({.kind = OpKind::download,
-                          .lane = Lane::download,
-                          .phase = Phase::backward,
-                          .unit = unit,
-                          .from = from,
-                          .to = to});
   }
 
   bool has_gradients(std::size_t position) const {

@@ -268,19 +268,15 @@ class ParameterGathers {
       tile += on_drive ? upload_record(unit, tile, phase) : upload_tiles(unit, tile, phase);
     }
     if (on_drive || layout.frozen.shard == 0) return;
-    context_.builder.add({.kind = OpKind::upload,
-                          .lane = Lane::upload,
-                          .phase = phase,
-                          .unit = unit,
-                          .from = {context_.slots.of(unit).frozen, 0, layout.frozen.shard * context_.width(unit)},
-                          .to = shard(unit, layout.frozen)});
+    const Piece frozen{context_.slots.of(unit).frozen, 0, layout.frozen.shard * context_.width(unit)};
+    context_.copy(OpKind::upload, phase, {unit}, frozen, shard(unit, layout.frozen));
   }
 
   // Return how many tiles were uploaded, from `tile` on: one from a record, or neighbours in the host's memory.
   std::size_t upload_record(std::size_t unit, std::size_t tile, Phase phase) {
     const Piece record = context_.slots.rings.first_regions.next();
     fetch({unit, tile}, phase, record);
-    upload({unit, tile}, 1, phase, record.part(context_.input.blocks.records().payload, record.bytes));
+    upload({unit, tile}, phase, record.part(context_.input.blocks.records().payload, record.bytes));
     return 1;
   }
 
@@ -292,23 +288,17 @@ class ParameterGathers {
       if (from[end].slot != together.slot || from[end].begin != together.end()) break;
       together.bytes += from[end].bytes;
     }
-    upload({unit, tile}, end - tile, phase, together);
+    upload({unit, tile, end - tile}, phase, together);
     return end - tile;
   }
 
-  void upload(const TileName& name, std::size_t tiles, Phase phase, const Piece& from) {
-    const UnitLayout& layout = context_.layout(name.unit);
+  void upload(const Tiles& tiles, Phase phase, const Piece& from) {
+    const UnitLayout& layout = context_.layout(tiles.unit);
     const std::size_t rank = context_.input.rank_in_shard_group;
-    const std::size_t first = layout.tile_range(rank, name.tile).first;
-    const Range range{first, layout.tile_range(rank, name.tile + tiles - 1).end() - first};
-    context_.builder.add({.kind = OpKind::upload,
-                          .lane = Lane::upload,
-                          .phase = phase,
-                          .unit = name.unit,
-                          .tile = name.tile,
-                          .tiles = tiles,
-                          .from = from.part(0, range.count * context_.width(name.unit)),
-                          .to = full(name.unit, range)});
+    const std::size_t first = layout.tile_range(rank, tiles.first).first;
+    const Range range{first, layout.tile_range(rank, tiles.first + tiles.count - 1).end() - first};
+    context_.copy(OpKind::upload, phase, tiles, from.part(0, range.count * context_.width(tiles.unit)),
+                  full(tiles.unit, range));
   }
 
   // A record can be read as soon as it is written. Its commit need not be waited for.

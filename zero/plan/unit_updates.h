@@ -77,12 +77,6 @@ class UnitUpdates {
   }
 
  private:
-  // Tiles that are updated together: neighbours whose state lies in one tier.
-  struct Tiles {
-    std::size_t unit = 0;
-    std::size_t first = 0;
-    std::size_t count = 1;
-  };
   // What tiles keep in one tier: the state, and on the host the parameters too.
   struct Block {
     Piece parameters{};
@@ -161,7 +155,7 @@ class UnitUpdates {
     if (context_.residence(tiles.unit).parameters == Tier::device) {
       upload_later(tiles, parameters, kept);
     } else {
-      move(OpKind::keep, Lane::host, tiles, parameters, kept);
+      move(OpKind::keep, tiles, parameters, kept);
     }
   }
 
@@ -193,7 +187,7 @@ class UnitUpdates {
     const auto bring = [&](Piece& piece) {
       const Piece to = memory.part(begin, piece.bytes);
       begin += piece.bytes;
-      move(OpKind::upload, Lane::upload, tiles, std::exchange(piece, to), to);
+      move(OpKind::upload, tiles, std::exchange(piece, to), to);
     };
     if (home.parameters.exists()) bring(visit.block.parameters);
     if (home.state.exists()) bring(visit.block.state);
@@ -202,9 +196,8 @@ class UnitUpdates {
   }
 
   void end_visit(const Tiles& tiles, const Block& home, const Block& block) {
-    if (block.parameters != home.parameters)
-      move(OpKind::download, Lane::download, tiles, block.parameters, home.parameters);
-    if (block.state != home.state) move(OpKind::download, Lane::download, tiles, block.state, home.state);
+    if (block.parameters != home.parameters) move(OpKind::download, tiles, block.parameters, home.parameters);
+    if (block.state != home.state) move(OpKind::download, tiles, block.state, home.state);
   }
 
   // Uploads what an update on the host has made when the next one begins there, or at the end of the unit: the visitors until then
@@ -216,11 +209,12 @@ class UnitUpdates {
   }
 
   void end_upload() {
-    if (upload_) move(OpKind::upload, Lane::upload, upload_->tiles, upload_->from, upload_->to);
+    if (upload_) move(OpKind::upload, upload_->tiles, upload_->from, upload_->to);
     upload_.reset();
   }
 
-  // The tiles of a unit in the order in which their updates begin. Visitors and others take turns, so that each have come as far.
+  // The tiles of a unit in the order in which their updates begin. Neighbours whose state lies in one tier are updated together.
+  // Visitors and others take turns, so that each have come as far.
   std::vector<Tiles> in_turn(std::size_t unit) const {
     std::array<std::vector<Tiles>, 2> kinds;  // visitors, and others
     for (std::size_t tile = 0; tile < tiles(unit);) {
@@ -275,7 +269,7 @@ class UnitUpdates {
   Piece on_host(const Tiles& tiles, const Source& source) const {
     if (source.tier != Tier::device || context_.input.host_is_device) return source.values;
     const Piece copy = source.on_its_way.next(source.values.bytes);
-    move(OpKind::download, Lane::download, tiles, source.values, copy);
+    move(OpKind::download, tiles, source.values, copy);
     return copy;
   }
 
@@ -288,14 +282,8 @@ class UnitUpdates {
     return copy.part(0, range_of(tiles).count * context_.width(tiles.unit));
   }
 
-  void move(OpKind kind, Lane lane, const Tiles& tiles, const Piece& from, const Piece& to) const {
-    context_.builder.add({.kind = kind,
-                          .lane = lane,
-                          .unit = tiles.unit,
-                          .tile = tiles.first,
-                          .tiles = tiles.count,
-                          .from = from,
-                          .to = to});
+  void move(OpKind kind, const Tiles& tiles, const Piece& from, const Piece& to) const {
+    context_.copy(kind, Phase::step, tiles, from, to);
   }
 
   Tier tier_of(const Tiles& tiles) const { return context_.residence(tiles.unit).state[tiles.first]; }
