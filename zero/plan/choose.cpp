@@ -216,17 +216,10 @@ constexpr std::size_t some_micro_steps = 24;  // as many more as let memory that
 // Returns the step that has `times` as many micro-steps more than `some` has more than `few`.
 Simulation extrapolated(const Simulation& few, const Simulation& some, double times) {
   Simulation step = some;
-  const auto extend = [&](auto& values, const auto& before) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const double more = times * (static_cast<double>(values[i]) - static_cast<double>(before[i]));
-      values[i] += static_cast<std::remove_reference_t<decltype(values[i])>>(more);
-    }
-  };
-  step.seconds += times * (some.seconds - few.seconds);
-  extend(step.exposed, few.exposed);
-  extend(step.busy, few.busy);
-  extend(step.critical, few.critical);
-  extend(step.bytes, few.bytes);
+  each_figure(step, few, [&](auto& value, const auto& before) {
+    const double more = times * (static_cast<double>(value) - static_cast<double>(before));
+    value += static_cast<std::remove_reference_t<decltype(value)>>(more);
+  });
   return step;
 }
 

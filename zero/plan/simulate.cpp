@@ -334,15 +334,7 @@ class Traffic {
 Simulation simulate(const SimulationInput& input) { return Walk(input).result(); }
 
 Simulation& Simulation::operator+=(const Simulation& next) {
-  const auto add = [](auto& sums, const auto& values) {
-    for (std::size_t i = 0; i < sums.size(); ++i)
-      sums[i] += values[i];
-  };
-  seconds += next.seconds;
-  add(exposed, next.exposed);
-  add(busy, next.busy);
-  add(critical, next.critical);
-  add(bytes, next.bytes);
+  each_figure(*this, next, [](auto& sum, const auto& value) { sum += value; });
   return *this;
 }
 

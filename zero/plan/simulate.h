@@ -12,6 +12,20 @@ namespace ballast {
 
 Simulation simulate(const SimulationInput& input);
 
+// Calls change(value, other) for each figure of a step and that of another one.
+template <class Change>
+void each_figure(Simulation& of, const Simulation& other, const Change& change) {
+  const auto each = [&](auto& values, const auto& others) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      change(values[i], others[i]);
+  };
+  change(of.seconds, other.seconds);
+  each(of.exposed, other.exposed);
+  each(of.busy, other.busy);
+  each(of.critical, other.critical);
+  each(of.bytes, other.bytes);
+}
+
 // When an operation runs, in seconds from the beginning of the trainer's step. If the operation takes turns with
 // others, this is its last turn.
 struct SimulatedOp {
