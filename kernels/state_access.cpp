@@ -12,7 +12,7 @@
 
 #include "kernels/number_math.h"
 #include "kernels/number_walk.h"
-#include "kernels/state_math.h"
+#include "kernels/octet.h"
 
 namespace ballast::kernels {
 namespace {
@@ -80,21 +80,7 @@ void with_code(StateFormat format, Moment moment, const Visit& visit) {
 }
 
 template <class Code>
-std::uint32_t load_code(const std::byte* bytes, std::size_t i) {
-  if (Code::bits_of_code == 8) return std::to_integer<std::uint32_t>(bytes[i]);
-  return std::to_integer<std::uint32_t>(bytes[i / 2]) >> (4 * (i % 2)) & 0xfu;
-}
-
-template <class Code>
-void store_code(std::byte* bytes, std::size_t i, std::uint32_t code) {
-  if (Code::bits_of_code == 8) {
-    bytes[i] = static_cast<std::byte>(code);
-  } else {
-    const auto low = static_cast<std::uint32_t>(4 * (i % 2));
-    const auto other = std::to_integer<std::uint32_t>(bytes[i / 2]) & ~(0xfu << low);
-    bytes[i / 2] = static_cast<std::byte>(other | (code & 0xfu) << low);
-  }
-}
+using StoredCode = std::conditional_t<Code::bits_of_code == 8, std::uint8_t, Nibble>;
 
 // A momentum is coded as it is, a variance by its root.
 float coded(float value, Moment moment) { return moment == Moment::momentum ? value : std::sqrt(value); }
@@ -110,7 +96,7 @@ void encode_group(std::span<const float> values, Moment moment, std::byte* bytes
   const float factor = Code::factor(largest);
   scale = Code::scale(largest);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    store_code<Code>(bytes, i, Code::encode(coded(values[i], moment), factor, Code::nearest));
+    store_element<StoredCode<Code>>(bytes, i, Code::encode(coded(values[i], moment), factor, Code::nearest));
   }
 }
 
@@ -232,7 +218,8 @@ void read_moment(const TileMemory& tile, Moment moment, std::span<float> values)
     case StateFormat::four_bit:
       with_code(tile.format, moment, [&]<class Code>(Code) {
         for (std::size_t i = 0; i < values.size(); ++i) {
-          values[i] = from_coded(Code::decode(load_code<Code>(kept.bytes, i), kept.scales[i / group_size]), moment);
+          const std::uint32_t code = load_element<StoredCode<Code>>(kept.bytes, i);
+          values[i] = from_coded(Code::decode(code, kept.scales[i / group_size]), moment);
         }
       });
       return;
@@ -256,7 +243,6 @@ void write_moment(const TileMemory& tile, Moment moment, std::span<const float> 
       return;
     case StateFormat::compact:
     case StateFormat::four_bit:
-      std::memset(kept.bytes, 0, moment_bytes(tile.format, values.size()));  // a last byte may have an unused half
       for (std::size_t first = 0; first < values.size(); first += group_size) {
         const auto group = values.subspan(first, std::min(group_size, values.size() - first));
         with_code(tile.format, moment, [&]<class Code>(Code) {
