@@ -8,6 +8,14 @@
 
 namespace ballast::kernels {
 
+constexpr int width_of(CodeBits bits) { return bits == CodeBits::eight ? 8 : 4; }
+
+// Calls body.operator()<bits>() for a number of bits that is known at run time.
+template <class Body>
+void with_bits(CodeBits bits, const Body& body) {
+  bits == CodeBits::eight ? body.template operator()<CodeBits::eight>() : body.template operator()<CodeBits::four>();
+}
+
 // --- Quantize ---
 
 template <class S, class Format>
@@ -31,13 +39,12 @@ void store_codes(const CodeArray<S, bits>& to, const Code& code) {
   }
 }
 
-template <class S, int bits>
-void encode_group(const float* group, const GroupScale& scale, const CodeRounding& rounding,
-                  const CodeArray<S, bits>& codes) {
+template <class S, CodeBits bits>
+void encode_group(const float* group, const GroupScale& scale, const CodeRounding& rounding, std::byte* to) {
   using F = typename S::F;
   using U = typename S::U;
-  constexpr CodeBits code_bits = bits == 8 ? CodeBits::eight : CodeBits::four;
-  const U largest(static_cast<std::uint32_t>(largest_code(code_bits)));
+  const CodeArray<S, width_of(bits)> codes(reinterpret_cast<std::uint8_t*>(to));
+  const U largest(static_cast<std::uint32_t>(largest_code(bits)));
   const F factor(scale.factor);
   if (scale.factor == 0.0f) {
     store_codes(codes, [](std::size_t) -> Two<U> { return {U(0u), U(0u)}; });
@@ -63,12 +70,7 @@ void quantize_group(const typename Format::Stored* from, const QuantizedPiece& t
   alignas(64) float group[group_size];
   const GroupScale scale = group_scale(read_group<S, Format>(from, group), to.bits);
   std::memcpy(to.blocks, &scale.scale, scale_bytes);
-  auto* const codes = reinterpret_cast<std::uint8_t*>(to.blocks) + scale_bytes;
-  if (to.bits == CodeBits::eight) {
-    encode_group(group, scale, rounding, CodeArray<S, 8>(codes));
-  } else {
-    encode_group(group, scale, rounding, CodeArray<S, 4>(codes));
-  }
+  with_bits(to.bits, [&]<CodeBits bits>() { encode_group<S, bits>(group, scale, rounding, to.blocks + scale_bytes); });
 }
 
 template <class S>
@@ -91,13 +93,11 @@ typename S::F load_scale(const std::byte* block) {
   return typename S::F(scale);
 }
 
-constexpr int bits_of(CodeBits bits) { return bits == CodeBits::eight ? 8 : 4; }
-
 // Calls take(i, values) for the values of a block in two vectors from `i` on, in pairs.
 template <class S, CodeBits code_bits, class Take>
 void each_two_quantized(const std::byte* block, const Take& take) {
   using U = typename S::U;
-  constexpr int bits = bits_of(code_bits);
+  constexpr int bits = width_of(code_bits);
   const typename S::F scale = load_scale<S>(block);
   const CodeArray<S, bits> codes(reinterpret_cast<std::uint8_t*>(const_cast<std::byte*>(block)) + scale_bytes);
   for (std::size_t i = 0; i < group_size; i += 2 * S::width) {
@@ -132,11 +132,8 @@ void dequantize_walk(const ConstQuantizedPiece& from, const Numbers& to, Stores 
   with_format(to.dtype, [&]<class Format>(Format) {
     auto* const target = elements<Format>(to);
     const Stores stores = allowed<S>(wanted, target);
-    if (from.bits == CodeBits::eight) {
-      dequantize_groups<S, CodeBits::eight, Format>(from.blocks, target, to.count, stores);
-    } else {
-      dequantize_groups<S, CodeBits::four, Format>(from.blocks, target, to.count, stores);
-    }
+    with_bits(from.bits,
+              [&]<CodeBits bits>() { dequantize_groups<S, bits, Format>(from.blocks, target, to.count, stores); });
   });
 }
 
@@ -181,11 +178,7 @@ template <class S>
 void sum_quantized_walk(const QuantizedSummands& from, const Numbers& into) {
   with_format(into.dtype, [&]<class Into>(Into) {
     auto* const target = elements<Into>(into);
-    if (from.bits == CodeBits::eight) {
-      sum_quantized_arrays<S, CodeBits::eight, Into>(from.arrays, target);
-    } else {
-      sum_quantized_arrays<S, CodeBits::four, Into>(from.arrays, target);
-    }
+    with_bits(from.bits, [&]<CodeBits bits>() { sum_quantized_arrays<S, bits, Into>(from.arrays, target); });
   });
 }
 
