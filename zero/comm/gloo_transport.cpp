@@ -299,8 +299,7 @@ class GlooTransport : public ProcessTransport {
       if (!was_sent_ahead({.call = parts.call})) send_calls_of(parts);
       for (std::size_t peer = 0; peer < size(); ++peer)
         send_parts(parts_of(parts.sent, peer), peer);
-      for (std::size_t peer = 0; peer < size(); ++peer)
-        if (peer != rank()) receive_call_of_parts(peer, parts);
+      each_peer([&](std::size_t peer) { receive_call_of_parts(peer, parts); });
       for (std::size_t peer = 0; peer < size(); ++peer)
         receive_parts(parts_of(parts.received, peer), peer);
       end();
@@ -343,22 +342,19 @@ class GlooTransport : public ProcessTransport {
 
   void begin() {
     ++exchanges_;
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
+    each_peer([&](std::size_t peer) {
       calls_.guarded(peer, [&] {
         expect_call(peer, exchanges_ + 1);
         expect_chunks(peer, peers_[peer].received + expected_ahead);
       });
-    }
+    });
   }
 
   // What follows belongs to these calls, by peer.
   void send_calls(std::vector<Call> calls) {
     ++sent_calls_;
     std::vector<Call>& sent = outgoing(sent_calls_).calls = std::move(calls);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) send_to(peer, slot_of_call(sent_calls_), &sent[peer], sizeof(Call));
-    }
+    each_peer([&](std::size_t peer) { send_to(peer, slot_of_call(sent_calls_), &sent[peer], sizeof(Call)); });
   }
 
   // Each peer gets the sizes of its parts.
@@ -398,8 +394,7 @@ class GlooTransport : public ProcessTransport {
   }
 
   void receive_calls(const Call& call) {
-    for (std::size_t peer = 0; peer < size(); ++peer)
-      if (peer != rank()) receive_call(peer, call);
+    each_peer([&](std::size_t peer) { receive_call(peer, call); });
   }
 
   // All at once: a peer takes them when it comes to them.
@@ -423,15 +418,15 @@ class GlooTransport : public ProcessTransport {
     for (std::size_t number = 0; number < chunks; ++number) {
       if (number + sent_ahead >= chunks) send_next(chunk);
       const std::size_t first = number * most;
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer == rank()) by_rank[peer] = chunk.piece(peer).data() + first;
-        if (peer != rank() && chunk.sends(peer)) by_rank[peer] = receive_chunk(peer);
-      }
+      by_rank[rank()] = chunk.piece(rank()).data() + first;
+      each_peer([&](std::size_t peer) {
+        if (chunk.sends(peer)) by_rank[peer] = receive_chunk(peer);
+      });
       receive(by_rank, std::min(most, chunk.bytes() - first), first);
       const bool sends_more = chunk.sends(rank()) && number + sent_ahead < chunks;
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank() && chunk.sends(peer)) release_chunk(peer, sends_more ? expected_ahead : chunks - number - 1);
-      }
+      each_peer([&](std::size_t peer) {
+        if (chunk.sends(peer)) release_chunk(peer, sends_more ? expected_ahead : chunks - number - 1);
+      });
       send(chunk, number + sent_ahead);
     }
   }
@@ -453,9 +448,7 @@ class GlooTransport : public ProcessTransport {
     const ShortTimeSlices short_slices;
     context_ = gloo_context(rank(), connect_links(group()), group().job().timeout());
     peers_.resize(size());
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) make_buffers(peer);
-    }
+    each_peer([&](std::size_t peer) { make_buffers(peer); });
     // Others must not try to connect to a rank that has failed, nor leave before all receives of their calls are pending.
     group().exchange_strings("connected", "");
   }
@@ -496,10 +489,7 @@ class GlooTransport : public ProcessTransport {
     if (!chunk.sends(rank()) || first >= chunk.bytes()) return;
     const std::size_t bytes = std::min(most, chunk.bytes() - first);
     chunk.make(first, bytes);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      send_chunk(peer, chunk.piece(peer).data() + first, bytes);
-    }
+    each_peer([&](std::size_t peer) { send_chunk(peer, chunk.piece(peer).data() + first, bytes); });
   }
 
   void send_chunk(std::size_t peer, const std::byte* from, std::size_t bytes) {

@@ -500,11 +500,7 @@ class NcclTransport : public ProcessTransport {
 
   void send_and_receive(const Sent& chunk) {
     at_received_ = reserved(given_received_, received_, kernels::received_bytes(size(), chunk.bytes()), "nccl, group ");
-    nccl_->issue([&](ncclComm_t nccl) {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) send_and_receive(chunk, peer, nccl);
-      }
-    });
+    nccl_->issue([&](ncclComm_t nccl) { each_peer([&](std::size_t peer) { send_and_receive(chunk, peer, nccl); }); });
   }
 
   void send_and_receive(const Sent& chunk, std::size_t peer, ncclComm_t nccl) const {

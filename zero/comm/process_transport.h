@@ -93,6 +93,14 @@ class ProcessTransport : public Transport {
   const ProcessGroup& group() const { return group_; }
   const TransportSetup& setup() const { return setup_; }
 
+  // Calls body(peer) for each other rank.
+  template <class Body>
+  void each_peer(Body&& body) const {
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) body(peer);
+    }
+  }
+
  private:
   ProcessGroup group_;
   TransportSetup setup_;

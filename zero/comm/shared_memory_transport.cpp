@@ -164,16 +164,13 @@ class SharedMemoryTransport : public ProcessTransport {
     std::uint32_t rounds = mine;
     for (std::uint32_t round = 0; round < rounds; ++round) {
       ++exchanges_;
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) put_parts(sent[peer], peer, round * most);
-      }
+      each_peer([&](std::size_t peer) { put_parts(sent[peer], peer, round * most); });
       announce({.call = parts.call, .rounds = mine});
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer == rank()) continue;
+      each_peer([&](std::size_t peer) {
         wait_sent(peer, parts.call, false);
         rounds = std::max(rounds, header(peer).announced[set_index()].rounds);
         take_parts(received[peer], peer, round * most);
-      }
+      });
     }
   }
 
@@ -257,9 +254,7 @@ class SharedMemoryTransport : public ProcessTransport {
   void end_in_place() {  // waits until all peers have read this rank's chunk
     ++in_place_exchanges_;
     header(rank()).received.advance();
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) wait(peer, header(peer).received, in_place_exchanges_);
-    }
+    each_peer([&](std::size_t peer) { wait(peer, header(peer).received, in_place_exchanges_); });
   }
 
   const std::byte* map_peer(std::size_t peer, const SharedLocation& location, std::size_t bytes) {
