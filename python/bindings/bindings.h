@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 
 namespace ballast::python {
 
@@ -47,6 +49,63 @@ py::typing::Dict<std::string, Value> by_name(const std::array<Value, count>& val
     named[py::str(std::string(name(static_cast<Enum>(i))))] = values[i];
   }
   return named;
+}
+
+// A member of a struct, by its name in Python. A constructor may be called without a preset one, which keeps the struct's value.
+template <bool is_preset, class Struct, class Value>
+struct Field {
+  const char* name;
+  Value Struct::*member;
+  const char* meaning;
+
+  std::tuple<Value Struct::*> members() const { return {member}; }
+  auto argument() const {
+    if constexpr (is_preset) {
+      return py::arg(name) = Struct{}.*member;
+    } else {
+      return py::arg(name);
+    }
+  }
+};
+template <class Struct, class Value>
+Field<false, Struct, Value> field(const char* name, Value Struct::*member, const char* meaning = "") {
+  return {name, member, meaning};
+}
+template <class Struct, class Value>
+Field<true, Struct, Value> preset(const char* name, Value Struct::*member, const char* meaning = "") {
+  return {name, member, meaning};
+}
+
+// The constructor takes the fields after it by name only.
+struct ByName {
+  std::tuple<> members() const { return {}; }
+  py::kw_only argument() const { return {}; }
+};
+
+// Binds a struct whose fields Python reads.
+template <class Struct, class... Fields>
+py::class_<Struct> readable(py::module_& module, const char* name, const Fields&... fields) {
+  py::class_<Struct> type(module, name);
+  const auto show = [&](const auto& field) {
+    if constexpr (requires { field.member; }) type.def_readonly(field.name, field.member, field.meaning);
+  };
+  (show(fields), ...);
+  return type;
+}
+
+// Binds a struct that Python makes from its fields, in this order.
+template <class Struct, class... Fields>
+py::class_<Struct> record(py::module_& module, const char* name, const Fields&... fields) {
+  const auto maker = []<class... Values>(Values Struct::*... members) {
+    return [members...](Values... values) {
+      Struct made{};
+      ((made.*members = std::move(values)), ...);
+      return made;
+    };
+  };
+  auto type = readable<Struct>(module, name, fields...);
+  type.def(py::init(std::apply(maker, std::tuple_cat(fields.members()...))), fields.argument()...);
+  return type;
 }
 
 void bind_errors(py::module_& module);

@@ -91,15 +91,12 @@ class Snapshot {
 };
 
 void bind_parts(py::module_& module) {
-  py::class_<ChunkKind>(module, "ChunkKind")
-      .def(py::init<DType, std::optional<StateFormat>, bool, bool>(), py::kw_only(), py::arg("parameter"),
-           py::arg("format"), py::arg("momentum"), py::arg("variance"))
-      .def_readonly("parameter", &ChunkKind::parameter)
-      .def_readonly("format", &ChunkKind::format)
-      .def_readonly("momentum", &ChunkKind::momentum)
-      .def_readonly("variance", &ChunkKind::variance)
+  record<ChunkKind>(module, "ChunkKind", ByName(), field("parameter", &ChunkKind::parameter),
+                    field("format", &ChunkKind::format), field("momentum", &ChunkKind::momentum),
+                    field("variance", &ChunkKind::variance))
       .def("bytes", &ChunkKind::bytes, py::arg("elements"));
-  py::class_<StatePart>(module, "StatePart")
+  readable<StatePart>(module, "StatePart", field("unit", &StatePart::unit), field("tensor", &StatePart::tensor),
+                      field("first", &StatePart::first), field("frozen", &StatePart::frozen))
       .def(
           py::init([](DType dtype, std::uintptr_t parameter, std::uintptr_t momentum, std::uintptr_t variance,
                       const std::tuple<std::uintptr_t, std::size_t, std::size_t>& own, std::size_t count) {
@@ -116,10 +113,6 @@ void bind_parts(py::module_& module) {
           py::arg("own") = std::tuple(0, 0, 0), py::arg("count"),
           "A full tensor in the caller's memory, and its moments in fp32; 0: none. `own` is the address of the first of "
           "the trainer's own values, the elements from one to the next, and their number.")
-      .def_readonly("unit", &StatePart::unit)
-      .def_readonly("tensor", &StatePart::tensor)
-      .def_readonly("first", &StatePart::first)
-      .def_readonly("frozen", &StatePart::frozen)
       .def_property_readonly("is_bytes", [](const StatePart& part) { return part.memory.parameter_dtype == DType::u8; })
       .def(
           "copy_from",
@@ -210,19 +203,12 @@ void bind_reading(py::module_& module) {
       .def_property_readonly("file", [](const SavedPiece& piece) { return piece.place.file; })
       .def_property_readonly("offset", [](const SavedPiece& piece) { return piece.place.chunk.offset; })
       .def_property_readonly("bytes", [](const SavedPiece& piece) { return piece.place.chunk.bytes; });
-  using Kind = std::optional<ChunkKind>;
-  py::class_<SavedTensor>(module, "SavedTensor", "A tensor of a checkpoint.")
-      .def(py::init([](std::string role, std::string dtype, std::size_t item_bytes, std::vector<std::size_t> shape,
-                       Kind kind, std::uint64_t steps) {
-             return SavedTensor{std::move(role), std::move(dtype), item_bytes, std::move(shape), kind, steps};
-           }),
-           py::kw_only(), py::arg("role"), py::arg("dtype"), py::arg("item_bytes"), py::arg("shape"),
-           py::arg("kind") = Kind(), py::arg("steps") = 0)
-      .def_readonly("role", &SavedTensor::role)
-      .def_readonly("dtype", &SavedTensor::dtype, "Torch's name.")
-      .def_readonly("item_bytes", &SavedTensor::item_bytes)
-      .def_readonly("shape", &SavedTensor::shape)
-      .def_readonly("kind", &SavedTensor::kind, "The kind of chunks with state; None: they are elements as they are.")
+  record<SavedTensor>(
+      module, "SavedTensor", ByName(), field("role", &SavedTensor::role),
+      field("dtype", &SavedTensor::dtype, "Torch's name."), field("item_bytes", &SavedTensor::item_bytes),
+      field("shape", &SavedTensor::shape),
+      preset("kind", &SavedTensor::kind, "The kind of chunks with state; None: they are elements as they are."),
+      preset("steps", &SavedTensor::steps))
       .def_readwrite("steps", &SavedTensor::steps, "Steps that have trained it.")
       .def_readonly("pieces", &SavedTensor::pieces)
       .def_property_readonly("elements", &SavedTensor::elements)
@@ -240,35 +226,19 @@ void bind_reading(py::module_& module) {
 }
 
 void bind_manifest(py::module_& module) {
-  py::class_<SavedGroup>(module, "SavedGroup", "A group of parameters, by name. The options are JSON.")
-      .def(py::init<std::vector<std::string>, std::string>(), py::arg("parameters"), py::arg("options"))
-      .def_readonly("parameters", &SavedGroup::parameters)
-      .def_readonly("options", &SavedGroup::options);
-  py::class_<SavedOptimizer>(module, "SavedOptimizer", "An optimizer of a checkpoint, without its tensors.")
-      .def(py::init<std::uint64_t, std::uint64_t, std::string, std::map<std::string, std::string>,
-                    std::vector<SavedGroup>, bool, std::string>(),
-           py::kw_only(), py::arg("step"), py::arg("skipped") = 0, py::arg("optimizer"), py::arg("moments"),
-           py::arg("groups"), py::arg("own_step") = false, py::arg("outer_identity") = "")
-      .def_readonly("step", &SavedOptimizer::step)
-      .def_readonly("skipped", &SavedOptimizer::skipped)
-      .def_readonly("optimizer", &SavedOptimizer::optimizer, "Its class.")
-      .def_readonly("moments", &SavedOptimizer::moments, "Torch's names of its momentum and variance.")
-      .def_readonly("groups", &SavedOptimizer::groups)
-      .def_readonly("own_step", &SavedOptimizer::own_step, "Its own step makes the updates, with state of its own.")
-      .def_readonly("outer_identity", &SavedOptimizer::outer_identity);
-  py::class_<SavedCheckpoint>(module, "SavedCheckpoint", "The content of a manifest.")
-      .def(py::init([](std::string folder, std::size_t ranks, std::vector<SavedOptimizer> optimizers,
-                       SavedTensors tensors, std::string converted_from) {
-             return SavedCheckpoint{std::move(folder), ranks, std::move(optimizers), std::move(tensors),
-                                    std::move(converted_from)};
-           }),
-           py::kw_only(), py::arg("folder"), py::arg("ranks"), py::arg("optimizers"), py::arg("tensors"),
-           py::arg("converted_from") = "")
-      .def_readonly("folder", &SavedCheckpoint::folder)
-      .def_readonly("ranks", &SavedCheckpoint::ranks)
-      .def_readonly("optimizers", &SavedCheckpoint::optimizers)
-      .def_readonly("tensors", &SavedCheckpoint::tensors)
-      .def_readonly("converted_from", &SavedCheckpoint::converted_from)
+  record<SavedGroup>(module, "SavedGroup", field("parameters", &SavedGroup::parameters),
+                     field("options", &SavedGroup::options, "JSON."));
+  record<SavedOptimizer>(
+      module, "SavedOptimizer", ByName(), field("step", &SavedOptimizer::step),
+      preset("skipped", &SavedOptimizer::skipped), field("optimizer", &SavedOptimizer::optimizer, "Its class."),
+      field("moments", &SavedOptimizer::moments, "Torch's names of its momentum and variance."),
+      field("groups", &SavedOptimizer::groups),
+      preset("own_step", &SavedOptimizer::own_step, "Its own step makes the updates, with state of its own."),
+      preset("outer_identity", &SavedOptimizer::outer_identity));
+  record<SavedCheckpoint>(module, "SavedCheckpoint", ByName(), field("folder", &SavedCheckpoint::folder),
+                          field("ranks", &SavedCheckpoint::ranks), field("optimizers", &SavedCheckpoint::optimizers),
+                          field("tensors", &SavedCheckpoint::tensors),
+                          preset("converted_from", &SavedCheckpoint::converted_from))
       .def_readonly("written_by", &SavedCheckpoint::written_by)
       .def_readonly("extras", &SavedCheckpoint::extras, "What each rank has saved with its tensors.")
       .def_property_readonly("step", &SavedCheckpoint::step)

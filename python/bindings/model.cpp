@@ -40,31 +40,15 @@ void bind_names(py::module_& module) {
 }
 
 void bind_units(py::module_& module) {
-  py::class_<Tensor>(module, "Tensor")
-      .def(py::init<std::string, std::vector<std::size_t>, std::size_t, bool, bool, std::optional<std::uint64_t>,
-                    std::vector<std::size_t>>(),
-           py::arg("name"), py::arg("shape"), py::kw_only(), py::arg("group") = 0, py::arg("frozen") = false,
-           py::arg("counted") = true, py::arg("number") = py::none(), py::arg("blocks") = std::vector<std::size_t>{})
-      .def_readonly("name", &Tensor::name)
-      .def_readonly("shape", &Tensor::shape)
-      .def_readonly("frozen", &Tensor::frozen)
-      .def_readonly("number", &Tensor::number)
+  record<Tensor>(module, "Tensor", field("name", &Tensor::name), field("shape", &Tensor::shape), ByName(),
+                 preset("group", &Tensor::group), preset("frozen", &Tensor::frozen),
+                 preset("counted", &Tensor::counted), preset("number", &Tensor::number),
+                 preset("blocks", &Tensor::blocks))
       .def_property_readonly("elements", &Tensor::elements);
-  py::class_<Tie>(module, "Tie")
-      .def(py::init<std::string, std::size_t, std::size_t>(), py::arg("name"), py::kw_only(), py::arg("unit"),
-           py::arg("tensor"))
-      .def_readonly("name", &Tie::name)
-      .def_readonly("unit", &Tie::unit)
-      .def_readonly("tensor", &Tie::tensor);
-  py::class_<Unit>(module, "Unit")
-      .def(py::init<std::string, DType, std::vector<Tensor>, std::vector<Tie>, std::size_t>(), py::arg("name"),
-           py::kw_only(), py::arg("dtype"), py::arg("tensors"), py::arg("ties") = std::vector<Tie>{},
-           py::arg("parts") = 1)
-      .def_readonly("name", &Unit::name)
-      .def_readonly("dtype", &Unit::dtype)
-      .def_readonly("tensors", &Unit::tensors)
-      .def_readonly("ties", &Unit::ties)
-      .def_readonly("parts", &Unit::parts);
+  record<Tie>(module, "Tie", field("name", &Tie::name), ByName(), field("unit", &Tie::unit),
+              field("tensor", &Tie::tensor));
+  record<Unit>(module, "Unit", field("name", &Unit::name), ByName(), field("dtype", &Unit::dtype),
+               field("tensors", &Unit::tensors), preset("ties", &Unit::ties), preset("parts", &Unit::parts));
   py::class_<Model>(module, "Model")
       .def(py::init([](std::vector<Unit> units) {
              Model model{std::move(units)};
@@ -73,11 +57,7 @@ void bind_units(py::module_& module) {
            }),
            py::arg("units"))
       .def_readonly("units", &Model::units);
-  py::class_<Visit>(module, "Visit")
-      .def(py::init([](std::size_t unit, Phase phase) {
-             return Visit{unit, phase};
-           }),
-           py::arg("unit"), py::arg("phase"));
+  record<Visit>(module, "Visit", field("unit", &Visit::unit), field("phase", &Visit::phase));
   module.def(
       "visits", [](const Model& model, std::size_t unit, Phase phase) { return visits_of(model, unit, phase); },
       py::arg("model"), py::arg("unit"), py::arg("phase"),
@@ -85,23 +65,19 @@ void bind_units(py::module_& module) {
 }
 
 void bind_placement(py::module_& module) {
-  py::class_<Spread>(module, "Spread")
+  readable<Spread>(module, "Spread", field("device", &Spread::device), field("host", &Spread::host),
+                   field("nvme", &Spread::nvme))
       .def(py::init<double, double, double>(), py::kw_only(), py::arg("device") = 0.0, py::arg("host") = 0.0,
            py::arg("nvme") = 0.0)
-      .def_readonly("device", &Spread::device)
-      .def_readonly("host", &Spread::host)
-      .def_readonly("nvme", &Spread::nvme)
       .def(
           "__eq__",
           [](const Spread& a, const py::object& b) {
             return py::isinstance<Spread>(b) && a == b.cast<const Spread&>();
           },
           py::is_operator());
-  py::class_<Placement>(module, "Placement")
-      .def_readonly("shards", &Placement::shards)
-      .def_readonly("replicas", &Placement::replicas)
+  readable<Placement>(module, "Placement", field("shards", &Placement::shards), field("replicas", &Placement::replicas),
+                      field("full_parameters", &Placement::full_parameters))
       .def_readwrite("parameter_replicas", &Placement::parameter_replicas)
-      .def_readonly("full_parameters", &Placement::full_parameters)
       .def_readwrite("parameters", &Placement::parameters)
       .def_readwrite("gradients", &Placement::gradients)
       .def_readwrite("state", &Placement::state)

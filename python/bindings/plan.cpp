@@ -189,26 +189,18 @@ void bind_machine(py::module_& module) {
 
 // The answers of a plan: memory by tier and owner, time by phase and lane.
 void bind_answers(py::module_& module) {
-  py::class_<LedgerEntry>(module, "LedgerEntry")
-      .def_readonly("tier", &LedgerEntry::tier)
-      .def_readonly("owner", &LedgerEntry::owner)
-      .def_readonly("bytes", &LedgerEntry::bytes);
-  py::class_<Simulation>(module, "Simulation")
-      .def_readonly("seconds", &Simulation::seconds)
+  readable<LedgerEntry>(module, "LedgerEntry", field("tier", &LedgerEntry::tier), field("owner", &LedgerEntry::owner),
+                        field("bytes", &LedgerEntry::bytes));
+  readable<Simulation>(module, "Simulation", field("seconds", &Simulation::seconds))
       .def_property_readonly("exposed", [](const Simulation& s) { return by_name<Phase>(s.exposed); })
       .def_property_readonly("critical", [](const Simulation& s) { return by_name<Lane>(s.critical); });
-  py::class_<Choice>(module, "Choice")
-      .def_readonly("placement", &Choice::placement)
-      .def_readonly("ledger", &Choice::ledger)
-      .def_readonly("simulation", &Choice::simulation);
-  py::class_<TimelineEntry>(module, "TimelineEntry")
-      .def_readonly("lane", &TimelineEntry::lane)
-      .def_readonly("phase", &TimelineEntry::phase)
-      .def_readonly("kind", &TimelineEntry::kind)
-      .def_readonly("unit", &TimelineEntry::unit)
-      .def_readonly("of_earlier_step", &TimelineEntry::of_earlier_step)
-      .def_readonly("begin", &TimelineEntry::begin)
-      .def_readonly("end", &TimelineEntry::end);
+  readable<Choice>(module, "Choice", field("placement", &Choice::placement), field("ledger", &Choice::ledger),
+                   field("simulation", &Choice::simulation));
+  readable<TimelineEntry>(module, "TimelineEntry", field("lane", &TimelineEntry::lane),
+                          field("phase", &TimelineEntry::phase), field("kind", &TimelineEntry::kind),
+                          field("unit", &TimelineEntry::unit),
+                          field("of_earlier_step", &TimelineEntry::of_earlier_step),
+                          field("begin", &TimelineEntry::begin), field("end", &TimelineEntry::end));
 }
 
 }  // namespace

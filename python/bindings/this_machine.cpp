@@ -57,14 +57,12 @@ void bind_this_machine(py::module_& module) {
   module.def("parse_bytes", &parse_bytes, py::arg("text"), "\"512MiB\", \"40GB\", \"1e9\" as a number.");
   module.def("human_bytes", &human_bytes, py::arg("bytes"), "\"1.5 GiB\".");
   module.def("this_machine", this_machine, py::kw_only(), py::arg("root") = "/");
-  py::class_<offload::DriveReport>(module, "DriveReport")
-      .def_readonly("file_system", &offload::DriveReport::file_system)
-      .def_readonly("is_network", &offload::DriveReport::is_network)
-      .def_readonly("free_bytes", &offload::DriveReport::free_bytes)
-      .def_readonly("buffered_because", &offload::DriveReport::buffered_because)
-      .def_readonly("read", &offload::DriveReport::read_bytes_per_second)
-      .def_readonly("write", &offload::DriveReport::write_bytes_per_second)
-      .def_readonly("both", &offload::DriveReport::both_bytes_per_second);
+  using offload::DriveReport;
+  readable<DriveReport>(
+      module, "DriveReport", field("file_system", &DriveReport::file_system),
+      field("is_network", &DriveReport::is_network), field("free_bytes", &DriveReport::free_bytes),
+      field("buffered_because", &DriveReport::buffered_because), field("read", &DriveReport::read_bytes_per_second),
+      field("write", &DriveReport::write_bytes_per_second), field("both", &DriveReport::both_bytes_per_second));
   module.def("inspect_drive", inspect_drive, py::arg("directory"), py::kw_only(), py::arg("bytes"), Released());
   module.def(
       "require_io_uring", [] { offload::uring_queue({.depth = 1}); }, Released(), "Raises B2201 where there is none.");

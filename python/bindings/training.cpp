@@ -232,31 +232,20 @@ void bind_options(py::module_& module) {
 }
 
 void bind_result(py::module_& module) {
-  py::class_<Metrics>(module, "StepMetrics")
-      .def_readonly("seconds", &Metrics::seconds)
-      .def_readonly("on_demand", &Metrics::on_demand)
-      .def_readonly("repeated", &Metrics::repeated)
-      .def_readonly("repeat_seconds", &Metrics::repeat_seconds)
-      .def_readonly("verified", &Metrics::verified)
+  readable<Metrics>(module, "StepMetrics", field("seconds", &Metrics::seconds), field("on_demand", &Metrics::on_demand),
+                    field("repeated", &Metrics::repeated), field("repeat_seconds", &Metrics::repeat_seconds),
+                    field("verified", &Metrics::verified), field("timed", &Metrics::timed),
+                    field("sent_inside", &Metrics::sent_inside), field("sent_across", &Metrics::sent_across))
       .def_property_readonly("bytes", [](const Metrics& metrics) { return by_name<Lane>(metrics.bytes); })
       .def_property_readonly("busy", [](const Metrics& metrics) { return by_name<Lane>(metrics.busy); })
       .def_property_readonly("stalls", [](const Metrics& metrics) { return by_name<Lane>(metrics.stalls); })
       .def_property_readonly("exposed", [](const Metrics& metrics) { return by_name<Phase>(metrics.exposed); })
-      .def_readonly("timed", &Metrics::timed)
-      .def_readonly("sent_inside", &Metrics::sent_inside)
-      .def_readonly("sent_across", &Metrics::sent_across)
       .def_property_readonly("memory", [](const Metrics& metrics) { return by_name<Tier>(metrics.memory); });
-  py::class_<Straggler>(module, "Straggler")
-      .def_readonly("slowest", &Straggler::slowest)
-      .def_readonly("seconds", &Straggler::seconds)
-      .def_readonly("median", &Straggler::median)
-      .def_readonly("least", &Straggler::least);
-  py::class_<StepResult>(module, "StepResult")
-      .def_readonly("skipped", &StepResult::skipped)
-      .def_readonly("norm", &StepResult::norm)
-      .def_readonly("step", &StepResult::step)
-      .def_readonly("reason", &StepResult::reason)
-      .def_readonly("metrics", &StepResult::metrics)
+  readable<Straggler>(module, "Straggler", field("slowest", &Straggler::slowest), field("seconds", &Straggler::seconds),
+                      field("median", &Straggler::median), field("least", &Straggler::least));
+  readable<StepResult>(module, "StepResult", field("skipped", &StepResult::skipped), field("norm", &StepResult::norm),
+                       field("step", &StepResult::step), field("reason", &StepResult::reason),
+                       field("metrics", &StepResult::metrics))
       .def_property_readonly(
           "straggler",
           [](const StepResult& result) {
@@ -326,14 +315,10 @@ ShownTiles shown(const py::object& training, std::span<const SummedTile> tiles) 
 }
 
 void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
-  py::class_<TileToUpdate>(module, "TileToUpdate")
-      .def_readonly("unit", &TileToUpdate::unit)
-      .def_readonly("first", &TileToUpdate::first)
-      .def_readonly("gradients", &TileToUpdate::gradients)
-      .def_readonly("gradient_dtype", &TileToUpdate::gradient_dtype)
-      .def_readonly("count", &TileToUpdate::count)
-      .def_readonly("masters", &TileToUpdate::masters)
-      .def_readonly("own", &TileToUpdate::own);
+  readable<TileToUpdate>(module, "TileToUpdate", field("unit", &TileToUpdate::unit),
+                         field("first", &TileToUpdate::first), field("gradients", &TileToUpdate::gradients),
+                         field("gradient_dtype", &TileToUpdate::gradient_dtype), field("count", &TileToUpdate::count),
+                         field("masters", &TileToUpdate::masters), field("own", &TileToUpdate::own));
   training
       .def(
           "step",
@@ -563,13 +548,10 @@ std::vector<RunCommit> commits_of(const Group& group, const std::vector<std::str
 }
 
 void bind_joint_runs(py::module_& module) {
-  py::class_<JointRound>(module, "JointRound")
-      .def(py::init([](std::uint64_t start, std::uint64_t number, std::uint64_t members) {
-             return JointRound{start, number, members};
-           }),
-           py::arg("start") = 0, py::arg("number") = 0, py::arg("members") = 0);
+  record<JointRound>(module, "JointRound", preset("start", &JointRound::start), preset("number", &JointRound::number),
+                     preset("members", &JointRound::members));
   py::class_<RunPoint>(module, "RunPoint").def(py::init<>());
-  py::class_<RunCommit>(module, "RunCommit").def_readonly("step", &RunCommit::step);
+  readable<RunCommit>(module, "RunCommit", field("step", &RunCommit::step));
   module.def("commits_of_run", commits_of, py::arg("group"), py::arg("directories"), py::arg("run"), Released());
   module.def(
       "newest_joint_points",
