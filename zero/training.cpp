@@ -48,13 +48,10 @@ Mesh mesh_of(Communicator& world, const CompiledPlan& plan, const GpuLanes* gpu,
 }
 
 // Other programs of the training keep the slot in its memory.
-std::unique_ptr<RecordMirror> make_mirror(Records* records, const Program& program, const Slots& slots) {
+std::unique_ptr<RecordMirror> make_mirror(Records* records, const Slots& slots) {
   if (records == nullptr || records->mirror() == nullptr) return nullptr;
-  const auto slot = std::ranges::find(program.slots, SlotRole::mirror, &Slot::role);
-  require(slot != program.slots.end(), Code::internal,
-          [] { return Problem{.what = "a mirrored program has no memory for it"}; });
-  const Piece memory{static_cast<std::size_t>(slot - program.slots.begin()), 0, slot->bytes};
-  return std::make_unique<RecordMirror>(*records->mirror(), *records->stores().trained, slots.bytes(memory));
+  return std::make_unique<RecordMirror>(*records->mirror(), *records->stores().trained,
+                                        slots.all_of(SlotRole::mirror).as_bytes());
 }
 
 // Null if the rule is of elements.
@@ -372,7 +369,7 @@ struct Training::Impl {
   ExecContext trainer = stream ? ExecContext(*backend, *stream) : ExecContext(*backend);
   LaneArithmetic arithmetic{plan, slots, *backend, gpu.get()};
   // Null: records are not mirrored.
-  std::unique_ptr<RecordMirror> mirror = make_mirror(records.get(), plan.program(), slots);
+  std::unique_ptr<RecordMirror> mirror = make_mirror(records.get(), slots);
   std::unique_ptr<const RecordLane> drives =
       records ? std::make_unique<const RecordLane>(plan, slots, records->stores(), mirror.get()) : nullptr;
   // Null: no update is checked.

@@ -199,12 +199,7 @@ class RecordMemory {
   }
 
   RecordMemory(RecordMemory&&) = delete;
-  ~RecordMemory() {  // no request may use the slots any more
-    offload::InFlight under_way;
-    for (const offload::Completion& write : written_) {
-      under_way.add(write);
-    }
-  }
+  ~RecordMemory() { offload::settle(written_); }  // no request may use the slots any more
 
   std::span<std::byte> next() {
     const std::size_t number = used_++ % pieces_.size();

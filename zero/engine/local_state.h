@@ -211,18 +211,13 @@ class LocalState {
     const DType dtype = dtype_of(home);
     const std::span<std::byte> record = memory.next();
     const std::span<std::byte> block = parts_.records->block(home.unit, home.tile, record);
-    if (home.frozen) {
-      std::ranges::fill(block, std::byte{0});
-      load(home.unit, home.range, View(block.data(), home.range.count, dtype), source);
-      return memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
-    }
-    TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
+    TileMemory tile = recorded(home, block.data());
     std::vector<std::byte> elsewhere(tile.parameter != nullptr ? 0 : home.range.count * byte_size(dtype));
     if (tile.parameter == nullptr) tile.parameter = elsewhere.data();
     const View parameters(tile.parameter, home.range.count, dtype);
     std::ranges::fill(block, std::byte{0});
     load(home.unit, home.range, parameters, source);
-    parts_.arithmetic.of(Lane::host).begin_state(tile);
+    if (!home.frozen) parts_.arithmetic.of(Lane::host).begin_state(tile);
     if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), parts_.slots.data(home.parameters));
     memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
   }
@@ -324,6 +319,12 @@ class LocalState {
             .first_index = home.range.first};
   }
 
+  // The tile of a record, in the memory of its block.
+  TileMemory recorded(const Home& home, std::byte* block) const {
+    return home.frozen ? frozen_memory(home, block)
+                       : plan().blocks().recorded(home.unit, home.tile, home.range.count, block);
+  }
+
   void visit_frozen(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const {
     const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home), staging);
     visit({home.unit, home.range, frozen_memory(home, parameter.data()), true});
@@ -346,17 +347,12 @@ class LocalState {
   void visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const {
     const std::span<std::byte> record = memory.records.next();
     const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
-    if (home.frozen) {
-      visit({home.unit, home.range, frozen_memory(home, block.data()), true});
-      if (changes) memory.records.is_written_by(parts_.records->write(home.unit, home.tile, record));
-      return;
-    }
-    TileMemory tile = plan().blocks().recorded(home.unit, home.tile, home.range.count, block.data());
+    TileMemory tile = recorded(home, block.data());
     const Piece in_memory = tile.parameter != nullptr ? Piece{} : parts_.homes.parameters_of(home);
     const HomeMemory::OnHost copy(parts_.homes, in_memory, memory.staging);
     if (in_memory.exists()) tile.parameter = copy.data();
     tile.first_index = home.range.first;
-    visit({home.unit, home.range, tile});
+    visit({home.unit, home.range, tile, home.frozen});
     if (!changes) return;
     parts_.homes.keep_parameters(home, tile.parameter, memory.staging);
     memory.records.is_written_by(parts_.records->write(home.unit, home.tile, record));
