@@ -25,6 +25,7 @@
 #include "kernels/runtime/system_resources.h"
 #include "offload/file.h"
 #include "zero/checkpoint/json_value.h"
+#include "zero/checkpoint/number_formats.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/names_in_files.h"
 #include "zero/safetensors_writer.h"
@@ -41,35 +42,13 @@ constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::size_t moved_at_once = std::size_t{1} << 18;  // elements
 constexpr std::size_t most_header_bytes = 100'000'000;       // the limit of the safetensors package
 
-struct Format {
-  std::string_view name;
-  std::size_t bytes;
-  std::optional<DType> ours{};
-};
+const NumberFormat* find_format(std::string_view name) {
+  return std::ranges::find(number_formats, std::optional(name), &NumberFormat::safetensors);
+}
 
-constexpr Format formats[] = {{"F32", 4, DType::fp32},
-                              {"BF16", 2, DType::bf16},
-                              {"F16", 2, DType::fp16},
-                              {"U8", 1, DType::u8},
-                              {"F64", 8},
-                              {"BOOL", 1},
-                              {"I8", 1},
-                              {"F8_E4M3", 1},
-                              {"F8_E5M2", 1},
-                              {"F8_E8M0", 1},
-                              {"I16", 2},
-                              {"U16", 2},
-                              {"I32", 4},
-                              {"U32", 4},
-                              {"I64", 8},
-                              {"U64", 8},
-                              {"C64", 8}};
-
-const Format& format_of(std::string_view name) { return *std::ranges::find(formats, name, &Format::name); }
-
-bool converts(const Format& from, DType to) {
+bool converts(const NumberFormat& from, DType to) {
   if (to == DType::u8) return from.bytes == 1;
-  return from.name == "F64" || (from.ours && from.ours != DType::u8);
+  return from.safetensors == "F64" || (from.ours && from.ours != DType::u8);
 }
 
 // The names of all tensors in files, by unit.
@@ -142,14 +121,14 @@ std::map<std::string, StoredTensor> tensors_in(std::span<const std::byte> bytes,
   JsonValue(content, file).each_item([&](const std::string& name, const JsonValue& entry) {
     if (name == "__metadata__") return;
     const std::string dtype = entry["dtype"].text();
-    const auto* const format = std::ranges::find(formats, dtype, &Format::name);
-    require(format != std::end(formats), Code::bad_argument, [&] {
+    const NumberFormat* const format = find_format(dtype);
+    require(format != std::end(number_formats), Code::bad_argument, [&] {
       return Problem{.what = fmt::format("cannot read a tensor that holds {}", dtype),
                      .where = fmt::format("{} in {}", name, file.string()),
                      .needed = "a format whose elements are whole bytes"};
     });
     const StoredTensor& tensor =
-        tensors[name] = {.format = format->name, .shape = entry["shape"].shape(), .file = file};
+        tensors[name] = {.format = *format->safetensors, .shape = entry["shape"].shape(), .file = file};
     const std::size_t needed =
         std::accumulate(tensor.shape.begin(), tensor.shape.end(), format->bytes, std::multiplies());
     const std::vector<JsonValue> offsets = entry["data_offsets"].elements(2);
@@ -205,7 +184,7 @@ path file_of(const path& given) {
 }
 
 void read(const StoredTensor& from, const Range& range, const View& to, kernels::Backend& backend) {
-  const Format& format = format_of(from.format);
+  const NumberFormat& format = *find_format(from.format);
   const auto bytes = from.bytes.subspan(range.first * format.bytes, range.count * format.bytes);
   if (bytes.empty()) return;
   if (to.dtype() == DType::u8 || format.ours == to.dtype()) {
@@ -295,7 +274,7 @@ ParameterSource Source::parameters(const Model& model) const {
       } else if (found->shape != tensor.shape) {
         unfit.push_back(fmt::format("{} has the shape [{}], and [{}] in the model", name, fmt::join(found->shape, ", "),
                                     fmt::join(tensor.shape, ", ")));
-      } else if (!converts(format_of(found->format), unit.dtype)) {
+      } else if (!converts(*find_format(found->format), unit.dtype)) {
         unfit.push_back(
             fmt::format("{} has the format {}, and {} in the model", name, found->format, ballast::name(unit.dtype)));
       }
@@ -330,10 +309,10 @@ namespace {
 std::vector<SafetensorsItem> items_of(const Model& model, const std::vector<std::vector<std::string>>& names) {
   std::vector<SafetensorsItem> items;
   for (std::size_t unit = 0; unit < names.size(); ++unit) {
-    const Format& format = *std::ranges::find(formats, model.units[unit].dtype, &Format::ours);
+    const NumberFormat& format = *std::ranges::find(number_formats, model.units[unit].dtype, &NumberFormat::ours);
     for (std::size_t tensor = 0; tensor < names[unit].size(); ++tensor) {
       const Tensor& described = model.units[unit].tensors[tensor];
-      items.push_back({names[unit][tensor], format.name, described.shape, described.elements() * format.bytes});
+      items.push_back({names[unit][tensor], *format.safetensors, described.shape, described.elements() * format.bytes});
     }
   }
   return items;

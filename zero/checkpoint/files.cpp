@@ -22,6 +22,7 @@
 #include "offload/file.h"
 #include "offload/run_directory.h"
 #include "zero/checkpoint/json_value.h"
+#include "zero/checkpoint/number_formats.h"
 
 namespace ballast {
 namespace {
@@ -102,54 +103,26 @@ json parsed(const std::string& text, const std::filesystem::path& file) {
 
 // --- What the files say ---
 
-struct TorchType {
-  std::string_view name;
-  std::size_t bytes = 0;
-  std::optional<DType> ours{};
-};
-
-constexpr TorchType torch_types[] = {{"float32", 4, DType::fp32},
-                                     {"bfloat16", 2, DType::bf16},
-                                     {"float16", 2, DType::fp16},
-                                     {"uint8", 1, DType::u8},
-                                     {"bool", 1, {}},
-                                     {"int8", 1, {}},
-                                     {"float8_e4m3fn", 1, {}},
-                                     {"float8_e4m3fnuz", 1, {}},
-                                     {"float8_e5m2", 1, {}},
-                                     {"float8_e5m2fnuz", 1, {}},
-                                     {"float8_e8m0fnu", 1, {}},
-                                     {"int16", 2, {}},
-                                     {"uint16", 2, {}},
-                                     {"complex32", 4, {}},
-                                     {"int32", 4, {}},
-                                     {"uint32", 4, {}},
-                                     {"complex64", 8, {}},
-                                     {"float64", 8, {}},
-                                     {"int64", 8, {}},
-                                     {"uint64", 8, {}},
-                                     {"complex128", 16, {}}};
-
 constexpr std::string_view roles[] = {"trained", "frozen",     "buffer",     "moment",
                                       "own",     "own tensor", "own number", "outer"};
 
-const TorchType& torch_type(const JsonValue& name) {
+const NumberFormat& torch_type(const JsonValue& name) {
   const std::string found = name.text();
-  const auto* const known = std::ranges::find(torch_types, found, &TorchType::name);
-  name.require_kind(known != std::end(torch_types), "the name of a dtype of torch");
+  const auto* const known = std::ranges::find(number_formats, found, &NumberFormat::torch);
+  name.require_kind(known != std::end(number_formats), "the name of a dtype of torch");
   return *known;
 }
 
 std::string rank_file(std::size_t rank, std::string_view kind) { return fmt::format("rank-{:05}.{}", rank, kind); }
 
 SavedTensor tensor_of(const JsonValue& entry, std::uint64_t steps, std::uint64_t skipped) {
-  const TorchType& type = torch_type(entry["dtype"]);
+  const NumberFormat& type = torch_type(entry["dtype"]);
   SavedTensor tensor{.role = entry["role"].text(),
-                     .dtype = std::string(type.name),
+                     .dtype = std::string(type.torch),
                      .item_bytes = entry["item_bytes"].count(),
                      .shape = entry["shape"].shape()};
   tensor.steps = entry["steps"].count(tensor.role == "outer" ? steps + skipped : steps);
-  entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.name));
+  entry["item_bytes"].require_kind(tensor.item_bytes == type.bytes, fmt::format("{}, for {}", type.bytes, type.torch));
   entry["role"].require_kind(std::ranges::count(roles, tensor.role) > 0,
                              fmt::format("one of {}", fmt::join(roles, ", ")));
   if (tensor.role != "trained") {
@@ -431,7 +404,7 @@ SavedCheckpoint described_in(const JsonValue& content, const std::filesystem::pa
 }  // namespace
 
 std::string torch_name(DType dtype) {
-  return std::string(std::ranges::find(torch_types, std::optional(dtype), &TorchType::ours)->name);
+  return std::string(std::ranges::find(number_formats, std::optional(dtype), &NumberFormat::ours)->torch);
 }
 
 std::size_t SavedTensor::elements() const {
@@ -439,7 +412,7 @@ std::size_t SavedTensor::elements() const {
 }
 
 DType SavedTensor::parameter_dtype(const std::string& name) const {
-  const auto known = std::ranges::find(torch_types, dtype, &TorchType::name)->ours;
+  const auto known = std::ranges::find(number_formats, dtype, &NumberFormat::torch)->ours;
   require(known.has_value(), Code::wrong_dtype, [&] {
     return Problem{.what = fmt::format("cannot load a parameter of {}", dtype),
                    .where = name,
