@@ -37,7 +37,7 @@ from ballast.ranks import Group, fail_with_peers, failed_ranks, parts_of
 from ballast.torch.calls.hooks import ModuleHook, refuse_other_thread
 from ballast.torch.memory import tensor_at
 from ballast.torch.parameters.gathered_memory import GatheredMemory
-from ballast.torch.parameters.managed_parameter import Lifecycle, kind_of, plain, refuse_access, require_no_cast
+from ballast.torch.parameters.managed_parameter import OFF_DEVICE, Lifecycle, kind_of, plain, refuse_access, require_no_cast
 from ballast.torch.parameters.parameter_memory import ParameterMemory
 from ballast.torch.parameters.stored_tensors import StoredTensor
 from ballast.torch.parameters.unit_gather import GatherObserver, Place, UnitGather
@@ -110,6 +110,8 @@ class ShardedParameters(ParameterMemory):
         is_refused = not (again or is_apart or self._saved.is_in_call)
         if is_refused and not all(self._gather.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
+            if self._gather.is_offloaded:
+                refuse_access(members[0].name, OFF_DEVICE, "optimizer.reload(), on all ranks")
             refuse_access(members[0].name, "its values are partitioned over ranks", "with ballast.gather(model): ...")
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._gather.full))
         copied = copied and all(is_small(parameter) for parameter in parameters)

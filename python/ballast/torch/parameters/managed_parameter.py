@@ -349,6 +349,9 @@ def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str
     )
 
 
+OFF_DEVICE = "its training is off the device"
+
+
 def refuse_access(name: str, why: str, needed: str) -> NoReturn:
     """Refuse the use of a parameter whose values are elsewhere."""
     refuse_order(f"cannot use a parameter: {why}", where=f"parameter {name}", needed=needed)

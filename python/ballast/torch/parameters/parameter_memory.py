@@ -17,6 +17,7 @@ from ballast.checks import refuse
 from ballast.errors import FailureError
 from ballast.ranks import Group
 from ballast.torch.parameters.managed_parameter import (
+    OFF_DEVICE,
     Lifecycle,
     ManagedParameter,
     ParameterState,
@@ -140,7 +141,7 @@ class OffloadedParameters:
         if self.lifecycle is Lifecycle.LOST:
             refuse_lost(name, "which had its values")
         needed = "optimizer.reload(), on all ranks; or optimizer.offload(parameters=False) before"
-        refuse_access(name, "its training is off the device", needed)
+        refuse_access(name, OFF_DEVICE, needed)
 
 
 class FullParameters(ParameterMemory):

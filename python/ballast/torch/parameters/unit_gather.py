@@ -552,6 +552,10 @@ class UnitGather:
             if each.state is ParameterState.OFFLOADED:
                 each.reload()
 
+    @property
+    def is_offloaded(self) -> bool:
+        return any(each.state is ParameterState.OFFLOADED for each in self._managed.values())
+
     def are_collected(self) -> bool:
         """Return whether Python's collector is deleting the parameters: then no caller can use their values."""
         return all(each.is_collected for each in self._managed.values())
