@@ -68,7 +68,8 @@ MODELS = (
     Llama("32B", 64, 5120, 27648, 40, 8),
 )
 
-SMALL = "all on the drive, 4-bit state, bf16 gradients"
+SMALL = "all on the drive, 4-bit state"
+BF16 = {"gradient_format": "bf16"}
 ON_DRIVE = {"stage": 3, "offload": {"parameters": "nvme:", "state": "nvme:"}, "update_in_backward": True}
 # Each with the bytes on the drive for each parameter.
 SYSTEMS = {
@@ -76,8 +77,10 @@ SYSTEMS = {
     peer(f"{FSDP}, offload to the CPU", "Fsdp", offload=True): 0,
     peer("DeepSpeed ZeRO 3, all on the drive", "DeepSpeed", stage=3, offload="nvme:", parameters="nvme:", subgroup=10**7): 18,
     peer("Ballast, all on the drive", "Ballast", **ON_DRIVE): 14.5,
-    peer(f"Ballast, {SMALL}", "Ballast", state_format="4bit", gradient_format="bf16", **ON_DRIVE): 4.2,
+    peer(f"Ballast, {SMALL}", "Ballast", state_format="4bit", **ON_DRIVE): 4.2,
+    peer(f"Ballast, {SMALL}, bf16 gradients", "Ballast", state_format="4bit", **BF16, **ON_DRIVE): 4.2,
     peer(f"Ballast in C++, {SMALL}", CPP): 4.2,
+    peer(f"Ballast in C++, {SMALL}, bf16 gradients", CPP, **BF16): 4.2,
 }
 
 
@@ -97,8 +100,9 @@ class Case(NamedTuple):
         if self.system.trainer != CPP:
             return [sys.executable, __file__, "--rank", self.name, str(folder)]
         sizes = f"--new --context {TOKENS} --chunk {TOKENS} --steps {STEPS} --drive {folder}"
-        tiers = "--stage 3 --parameters nvme --state nvme --state-format 4bit --gradient-format bf16"
-        options = f"{sizes} {tiers} --update-in-backward --staging 16 --lr 2e-6"
+        tiers = "--stage 3 --parameters nvme --state nvme --state-format 4bit"
+        gradients = f"--gradient-format {self.system.options.get('gradient_format', 'fp32')}"
+        options = f"{sizes} {tiers} {gradients} --update-in-backward --staging 16 --lr 2e-6"
         return [program, str(folder), str(suite.ROOT / "README.md"), *options.split()]
 
 

@@ -34,18 +34,11 @@ def test_a_positional_argument_is_no_option(capsys):
     assert "there is no option --model: the model is given without a name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["plan", "gpt2", "--outer", "every=8", "--outer=every=9"], "--outer is given 2 times, and can have one value"),
-        (["plan", "gpt2", "--ranks=2", "--ranks", "2", "--ranks", "4"], "--ranks is given 3 times"),
-        (["bench", "--dtype", "bf16", "--dtype", "bf16"], "--dtype is given 2 times"),
-    ],
-)
-def test_an_option_with_one_value_is_given_once(words, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command_line.main(words)
-    assert ended.value.code == 2 and said in capsys.readouterr().err
+def test_the_last_of_several_values_of_an_option_counts_and_is_named(run):
+    _, expected, said = run("plan", "gpt2", "--ranks", "4", "--gpu", "h100", "--rate", "read=3GB/s", "--rate", "write=2GB/s")
+    assert said == ""
+    _, found, said = run("plan", "gpt2", "--ranks=2", *MACHINE[:2], "--gpu", "h100", "--rate", "read=3GB/s,write=2GB/s")
+    assert found == expected and said == "ballast plan: --ranks is given 2 times: the last one counts\n"
 
 
 def test_plan_for_programs(run):

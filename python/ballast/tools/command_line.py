@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         given = Counter(word.split("=")[0] for word in words)
         for option, action in self._option_string_actions.items():
             if given[option] > 1 and isinstance(action, argparse._StoreAction):
-                self.error(f"{option} is given {given[option]} times, and can have one value")
+                self._print_message(f"{self.prog}: {option} is given {given[option]} times: the last one counts\n", sys.stderr)
         found, unknown = super().parse_known_args(words, namespace)
         positional = {f"--{action.dest}" for action in self._actions if not action.option_strings}
         for word in unknown:

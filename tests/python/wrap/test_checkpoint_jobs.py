@@ -320,14 +320,14 @@ def test_a_checkpoint_that_is_always_replaced_is_given_up(read, two, monkeypatch
     here, there = two
     shutil.copytree(here, here.with_name("other"))
     turns = [there, here.with_name("other")]
-    real = ballast._core.parse_checkpoint
+    real = manifest.LocalCheckpoint.read_indexes
 
     def overtaken(*arguments):
         replace(here, turns[0])
         turns.reverse()
         return real(*arguments)
 
-    monkeypatch.setattr("ballast._core.parse_checkpoint", overtaken)
+    monkeypatch.setattr(manifest.LocalCheckpoint, "read_indexes", overtaken)
     with pytest.raises(ballast.ResourceError, match="B2204 cannot read a checkpoint: another job has replaced it 5 times"):
         read(here)
 
