@@ -39,7 +39,12 @@ Trace declared_order(const Model& model) {
 }
 
 Uses::Uses(Trace trace, std::size_t units)
-    : trace_(std::move(trace)), positions_(units), backward_(units, 0), last_backward_(units, none), rows_(units, 0) {
+    : trace_(std::move(trace)),
+      positions_(units),
+      backward_(units, 0),
+      last_backward_(units, none),
+      rows_(units, 0),
+      row_ends_(trace_.size()) {
   for (std::size_t i = 0; i < trace_.size(); ++i) {
     const Visit& visit = trace_[i];
     require(visit.unit < units && visit.phase != Phase::step, Code::bad_argument, [&] {
@@ -55,6 +60,8 @@ Uses::Uses(Trace trace, std::size_t units)
       rows_[visit.unit] += continues ? 0 : 1;
     }
   }
+  for (std::size_t i = trace_.size(); i-- > 0;)
+    row_ends_[i] = i + 1 < trace_.size() && trace_[i] == trace_[i + 1] ? row_ends_[i + 1] : i + 1;
 }
 
 std::size_t Uses::next(std::size_t unit, std::size_t from) const {
@@ -71,9 +78,14 @@ std::size_t Uses::end_of_chain(std::size_t position) const {
   return position + 1;
 }
 
+std::size_t Uses::end_of_row(std::size_t position) const {
+  const std::size_t place = position % trace_.size();
+  return position - place + row_ends_[place];
+}
+
 std::size_t Uses::end_of_units(std::size_t position, std::size_t further, std::size_t end) const {
   std::vector<std::size_t> seen;
-  for (std::size_t i = position; i < end; ++i) {
+  for (std::size_t i = position; i < end; i = end_of_row(i)) {
     const std::size_t unit = trace_[i % trace_.size()].unit;
     if (std::ranges::find(seen, unit) != seen.end()) continue;  // units of one block take turns
     if (seen.size() > further) return i;

@@ -43,6 +43,7 @@ class Uses {
   }
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
+  std::size_t end_of_row(std::size_t position) const;    // one past the equal visits from `position` on
   // One past the visits of the unit at `position` and of the `further` units after it, and at most `end`. A unit counts once: a
   // trainer may visit units in turns, those of a block in several formats.
   std::size_t end_of_units(std::size_t position, std::size_t further, std::size_t end) const;
@@ -55,6 +56,7 @@ class Uses {
   std::vector<std::size_t> backward_;                // one for each unit
   std::vector<std::size_t> last_backward_;           // one for each unit
   std::vector<std::size_t> rows_;                    // one for each unit: how often its backward visits begin anew
+  std::vector<std::size_t> row_ends_;                // one for each visit
   bool has_forward_ = false;
 };
 

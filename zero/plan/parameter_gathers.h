@@ -162,7 +162,7 @@ class ParameterGathers {
     const Trace& trace = context_.trace();
     const std::size_t known = micro_step + 1 < in.micro_steps ? 2 * trace.size() : trace.size();
     const std::size_t end = context_.uses.end_of_units(position, in.schedule.prefetch, known);
-    for (std::size_t i = position + 1; i < end; ++i) {
+    for (std::size_t i = position + 1; i < end; i = context_.uses.end_of_row(i)) {
       if (!ensure_gathered(trace[i % trace.size()].unit, position, i)) return;
     }
   }

@@ -387,7 +387,7 @@ class StepSlots {
   std::size_t bytes_to_gather(const Uses& uses, const std::vector<std::size_t>& unit_bytes) const {
     const std::span<const Visit> trace = uses.trace();
     std::size_t most = 0;
-    for (std::size_t i = 0; i < trace.size(); ++i) {
+    for (std::size_t i = 0; i < trace.size(); i = uses.end_of_row(i)) {
       const std::size_t prefetched = uses.end_of_units(i, in_.schedule.prefetch, trace.size());
       const std::size_t end = std::max(prefetched, std::min(uses.end_of_chain(i), trace.size()));
       most = std::max(most, bytes_of(trace.subspan(i, end - i), unit_bytes));
