@@ -144,3 +144,9 @@ def test_layers_of_all_micro_steps_read_parameters_once_and_keep_their_inputs():
     by_micro_steps, by_layers = (plan("checkpointed,host", layer_major=each, **options) for each in (False, True))
     assert of_activations(by_layers)["host"] == 16 * of_activations(by_micro_steps)["host"]
     assert by_layers.seconds < by_micro_steps.seconds / 2
+
+
+def test_a_use_moves_the_activations_of_its_own_micro_step():
+    options = {"ranks": 1, "gpu": "4090", "host_memory": "512GiB", "offload": "host", "tokens": 2048, "layer_major": True}
+    few, many = (plan("checkpointed,host", micro_steps=count, **options) for count in (8, 64))
+    assert many.seconds < 8 * few.seconds

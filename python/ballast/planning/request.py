@@ -117,7 +117,8 @@ def question_of(description: Description, options: Options, budget: Mapping[str,
     question.set_work([work[place] for place in places])
     tier = options.activations.tier
     if tier != "device":
-        away = _unit_bytes(description, activation_bytes(description, options)[tier])
+        of_a_micro_step = activation_bytes(description, changed(options, layer_major=False))
+        away = _unit_bytes(description, of_a_micro_step[tier])
         question.set_activations(_core.Tier[tier], [away[place] for place in places])
     if divided and divided.others:  # a unit in both parts computes with its matrices
         other = _question(divided.others.model, options, budget, tile, can_wait=can_wait)
