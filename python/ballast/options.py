@@ -71,6 +71,18 @@ def _count(name: str, *, most: str = "") -> Callable[[int], int]:
     return lambda given: read_count(name, given, most=MOST[most or name])
 
 
+def _amount(name: str, read: Callable[[Any], int], *, such_as: str, least: int = 1 << 16) -> Callable[[Any], int]:
+    """Return a function that reads an amount, and refuses one that lacks its unit: 24 where 24 GiB are meant."""
+
+    def read_amount(given: Any) -> int:
+        if 0 < (amount := read(given)) < least:
+            needed = f'a number with a unit, such as "{such_as}", or at least {least:,}'
+            refuse(f"cannot use {name}={given}: it is too little", needed=needed)
+        return amount
+
+    return read_amount
+
+
 def _copies(given: Replicas | None, options: Options) -> int:
     ranks = range(options.ranks // hosts_of(options.outer, options.ranks, options.gpus_per_machine))
     return copies_on([rank // options.gpus_per_machine for rank in ranks], read_replicas(given))
@@ -95,16 +107,22 @@ class MachineOptions:
         f'the name of a GPU, such as "h100"; by default "{USUAL_GPU}", the measured one, or `gpu_memory` and `flops`',
         read_with=lambda given, of: read_gpu(given, of.measured),
     )
-    gpu_memory: Option[Size | None, int | None] = Option(None, "replaces the memory of that GPU", parse_size)
-    flops: Option[Count | None, int | None] = Option(None, 'replaces its peak in bf16, such as "990T"', parse_count)
+    gpu_memory: Option[Size | None, int | None] = Option(
+        None, "replaces the memory of that GPU", _amount("gpu_memory", parse_size, such_as="24GiB")
+    )
+    flops: Option[Count | None, int | None] = Option(
+        None, 'replaces its peak in bf16, such as "990T"', _amount("flops", parse_count, such_as="990T", least=10**6)
+    )
     host_memory: Option[Size | None, int | None] = Option(
         None,
         "of a machine; of it a 64th, 4 GiB, and 2 GiB for each rank are left to the system and torch, about an eighth at most. "
         "Without it nothing is kept on the host. It replaces the memory of measured CPUs",
-        parse_size,
+        _amount("host_memory", parse_size, such_as="128GiB"),
     )
     drive_space: Option[Size | None, int | None] = Option(
-        None, "free space on the drives of a machine; without it nothing is kept there", parse_size
+        None,
+        "free space on the drives of a machine; without it nothing is kept there",
+        _amount("drive_space", parse_size, such_as="2TB"),
     )
     rates: Option[Mapping[str, Rate] | None, Mapping[str, Rate]] = Option(
         None,

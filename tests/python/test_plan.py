@@ -296,6 +296,10 @@ def test_an_unknown_word_is_refused_with_the_nearest(given, offered):
         {"sequence": 10**20},
         {"micro_steps": 100_000},
         {"rates": {"peers": "0GB/s"}},
+        {"gpu_memory": "24"},  # a unit is missing
+        {"host_memory": 64},
+        {"drive_space": "4096"},
+        {"flops": 990},
         {"stage": 4},
         {"efficiency": 0.0},
         {"tokens": 1.5},
