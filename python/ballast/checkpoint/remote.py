@@ -61,7 +61,7 @@ class Remote:
 
     def put(self, path: Path, name: str) -> int:
         """Write a file, and return its bytes."""
-        self._try(f"put {name} to", lambda: self._files.put_file(str(path), self._at(name)))
+        self._put(name, lambda: self._files.put_file(str(path), self._at(name)))
         needed, found = path.stat().st_size, self.size(name)
         if found != needed:
             fail(
@@ -76,7 +76,7 @@ class Remote:
         return int(self._try(f"look at {name} of", lambda: self._files.info(self._at(name)))["size"])
 
     def put_text(self, name: str, text: bytes) -> None:
-        self._try(f"put {name} to", lambda: self._files.pipe_file(self._at(name), text))
+        self._put(name, lambda: self._files.pipe_file(self._at(name), text))
 
     def get(self, name: str, path: Path) -> None:
         self._try(f"get {name} from", lambda: self._files.get_file(self._at(name), str(path)))
@@ -124,6 +124,12 @@ class Remote:
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _put(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            self._try(f"put {name} to", call)
+        except FileNotFoundError as error:  # a bucket is missing
+            self._fail(f"put {name} to", error)
+
     def _try(self, what: str, call: Callable[[], Result]) -> Result:
         self._files.invalidate_cache()
         for attempt in range(ATTEMPTS):
@@ -131,15 +137,17 @@ class Remote:
                 return call()
             except FileNotFoundError:
                 raise
+            except PermissionError as error:
+                self._fail(what, error)
             except Exception as error:  # stores have errors of their own
                 if attempt == ATTEMPTS - 1:
-                    self._fail(what, error)
+                    self._fail(what, error, f", after {ATTEMPTS} attempts")
                 log.info("%s %s failed, and is tried again: %s", what, self.address, error)
             time.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError(what)
 
-    def _fail(self, what: str, error: Exception) -> NoReturn:
-        problem = f"cannot {what} the address, after {ATTEMPTS} attempts: {error}"
+    def _fail(self, what: str, error: Exception, after: str = "") -> NoReturn:
+        problem = f"cannot {what} the address{after}: {error}"
         fail("file_call", problem, where=self.address, remedy="Check the address, its credentials and the network.")
 
 

@@ -120,6 +120,21 @@ def test_calls_that_a_store_refuses_are_repeated(tmp_path):
     assert files_in(tmp_path / "back") == files_in(checkpoint)
 
 
+def test_what_cannot_succeed_is_not_repeated(bucket, tmp_path, monkeypatch, capsys):
+    checkpoint, calls = saved(tmp_path / "here"), []
+    assert main(["push", str(checkpoint), "s3://no-such-bucket/run"]) == 1
+    assert "to the address: The specified bucket does not exist" in capsys.readouterr().err
+
+    def refused(self, *args, **kwargs):
+        calls.append(args)
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(FaultyFiles, "put_file", refused)
+    with pytest.raises(ballast.FailureError, match="B3201 cannot put .* to the address: Access Denied"):
+        remote.push(checkpoint, "faulty://run")
+    assert len(calls) == 1
+
+
 def test_a_store_that_refuses_all_calls_keeps_the_checkpoint_before(tmp_path):
     older = saved(tmp_path / "older")
     remote.push(older, "faulty://run")
