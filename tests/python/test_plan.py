@@ -313,6 +313,11 @@ def test_values_that_cannot_be_are_refused(given):
         ballast.plan(SMALL, **given)
 
 
+def test_a_plan_of_months_is_simulated():
+    plan = ballast.plan("llama-8b", gpu="h200", tokens=2048, host_memory="512GiB", offload="host", rates={"upload": "1KB/s"})
+    assert plan.seconds > 30 * 24 * 3600
+
+
 def test_a_plan_can_be_printed_and_kept():
     plan = ballast.plan("llama-8b", ranks=4, **MACHINE)
     assert json.loads(json.dumps(plan.to_dict()))["seconds"] == plan.seconds

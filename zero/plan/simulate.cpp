@@ -50,13 +50,14 @@ class HostMemory {
       left = end - begin - needed;
       for (const std::vector<Use>& lane : copies_)
         left -= amount(lane, begin, end, [](const Use& copy) { return copy.part; });
-    } while (left < -shortest);
+    } while (left < -std::max(shortest, end * resolution));
     if (seconds > 0) works_.push_back({begin, end, std::max(0.0, left) / (end - begin)});
     return end;
   }
 
  private:
-  static constexpr double shortest = 1e-9;  // seconds
+  static constexpr double shortest = 1e-9;     // seconds
+  static constexpr double resolution = 1e-14;  // of times, which rounding changes by less
 
   struct Use {
     double begin;
