@@ -1,7 +1,7 @@
 """Compare the planner's forecasts with published speeds of other systems, each with its placement as published.
 
-    PYTHONPATH=build/release/python python3 benchmarks/forecasts/published.py            print the table
-    PYTHONPATH=build/release/python python3 benchmarks/forecasts/published.py --write    and write it into its page
+    PYTHONPATH=build/release/python:benchmarks/harness python3 benchmarks/forecasts/published.py           print the table
+    PYTHONPATH=build/release/python:benchmarks/harness python3 benchmarks/forecasts/published.py --write   and write it
 
 published.json has the figures with their sources, and for each the options of ballast.plan() that describe it. A row that was
 `held_out` was not looked at for the constants of python/ballast/planning/hardware.py.
@@ -10,7 +10,6 @@ published.json has the figures with their sources, and for each the options of b
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import suite
 from ballast.planning.request import candidates, request_plan
 
 DATA = Path(__file__).with_name("published.json")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "forecasts.md"
-BEGIN, END = "<!-- written by benchmarks/forecasts/published.py -->", "<!-- end -->"
 ENOUGH = {"gpu_memory": "8TiB", "host_memory": "1PiB", "headroom": 0}  # a published figure says that its placement fits
 
 THEIR_RATES = {"shared": "1B/s"}  # those systems exchange parameters and gradients between GPUs
@@ -95,8 +94,7 @@ def main() -> None:
     text = table(rows())
     print(text)
     if "--write" in sys.argv[1:]:
-        page = PAGE.read_text()
-        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.DOTALL))
+        suite.renew(PAGE, "benchmarks/forecasts/published.py", text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared code of the suites in Python: their options, their ranks, the line of JSON of a case, and the drawing of all cases."""
+"""Shared code of the suites in Python: their options, their ranks, and the line of JSON of a case."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,50 +158,3 @@ def commit() -> str:
     """Return the commit of this tree, and whether files have changed since."""
     described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return described.stdout.strip() or "unknown"
-
-
-# --- The table and the drawing of memory and throughput ---
-
-
-class Row(TypedDict):
-    """The fields of a line of --details that are drawn; it may have more."""
-
-    case: str
-    model: str
-    machine: str
-    group: str  # the points of the first group are coloured
-    tokens_per_second: float
-    plotted: str  # the name of the next field's quantity
-    plotted_bytes: float
-
-
-def add_details(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--details", type=Path, help="also write the tables, one line of JSON for each case")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw memory against throughput")
-
-
-def keep(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Write and draw rows, as the options say."""
-    if options.details:
-        options.details.write_text(lines(rows))
-    if options.plot:
-        draw(rows, options.plot)
-
-
-def draw(rows: Sequence[Row], to: Path) -> None:
-    """Draw a panel for each model, with a point for each case."""
-    from ballast.tools.markup import Panel, Point, draw_panels
-
-    first, *others = dict.fromkeys(row["group"] for row in rows)
-    note = f"colour: {first}; grey: {', '.join(others)}" if others else first
-    panels = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model]
-        points = [Point(row["case"], row["plotted_bytes"], row["tokens_per_second"], row["group"] == first) for row in own]
-        memory = f"memory of a rank, {own[0]['plotted']}"
-        panels.append(Panel(model, f"{note}; on {own[0]['machine']}", points, memory))
-    to.write_text(draw_panels("Memory and throughput", panels).svg(alone=True))
-
-
-if __name__ == "__main__":  # suite.py DETAILS FILE.svg draws what a suite has written with --details
-    draw(read_rows(Path(sys.argv[1])), Path(sys.argv[2]))

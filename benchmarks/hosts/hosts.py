@@ -10,7 +10,7 @@ import collectives_between
 import losses
 import suite
 from network import Network, megabytes, require_root, run_isolated, run_ranks
-from peers_training import TOLERANCES, Run, largest_difference, summary
+from peers_training import Run, Runs, check_losses, summary
 from systems import ALONE, DDP
 from trainings import CASES, Case, with_references
 
@@ -20,9 +20,6 @@ RANK = Path(__file__).with_name("trainings.py")
 def run_once(case: Case, network: Network, folder: Path, text: Path) -> Run:
     program = [str(RANK), case.name, str(folder), str(text)]
     return summary(run_ranks(case.site, network, program, folder))
-
-
-Runs = dict[Case, list[Run]]
 
 
 def records(case: Case, runs: Runs) -> list[dict]:
@@ -38,21 +35,6 @@ def records(case: Case, runs: Runs) -> list[dict]:
         speed if case.system.name == DDP else suite.versus(case.name, DDP, "tok/s", ours, ddp, value_of=in_tokens),
         suite.versus(f"{case.name}, vs. limit", "limit", "tok/s", ours, limits, value_of=in_tokens),
         suite.versus(f"{case.name}, sent", "needed", "MB", sent, needed, value_of=megabytes),
-    ]
-
-
-def tolerance_of(case: Case) -> float:
-    """Return the largest difference from DDP's losses. Codes round as numbers of 16 bits do, or more."""
-    return TOLERANCES[case.workload.rule, "bfloat16" if "wire" in case.system.options else case.workload.dtype]
-
-
-def with_other_losses(cases: list[Case], runs: Runs) -> list[Case]:
-    """Return the cases whose losses differ from DDP's by more than the tolerance."""
-    return [
-        case
-        for case in cases
-        if case.system.trains
-        and largest_difference(runs[case][0].losses, runs[case.of(DDP)][0].losses) > tolerance_of(case)
     ]
 
 
@@ -90,11 +72,7 @@ def compare(options: argparse.Namespace) -> None:
     runs = measure(cases, options.rounds)
     for case in cases:
         suite.emit("hosts", records(case, runs))
-    others = with_other_losses(cases, runs)
-    for case in others:
-        print(f"{case.name}: its losses differ from DDP's", file=sys.stderr)
-    if any(case.system.is_ballast for case in others):
-        sys.exit("hosts: Ballast's losses differ from DDP's")
+    check_losses("hosts", cases, runs)
 
 
 def main() -> None:

@@ -83,6 +83,11 @@ class Case(NamedTuple):
     def link_seconds(self) -> float:
         return self.needed_bytes / self.site.link.bytes_per_second
 
+    @property
+    def reference(self) -> "Case":
+        """The case whose losses all others have to reach."""
+        return self.of(DDP)
+
     def of(self, name: str) -> "Case":
         """Return the case of another system in the same place."""
         return next(case for case in CASES if case[:2] == self[:2] and case.system.name == name)

@@ -23,17 +23,11 @@ class Work(NamedTuple):
         return self.read_bytes + self.written_bytes
 
 
-def floor(work: Work, ranks: int, bytes_per_second: float, without_drive: float, overlappable_share: float) -> dict[str, float]:
-    """Return the shortest time of a step in the order that updates need, the shortest if everything could overlap, and what
-    both follow from. The share is the part of a step without a drive that can overlap with the drive."""
+def floor(work: Work, ranks: int, bytes_per_second: float, without_drive: float, overlappable_share: float) -> float:
+    """Return the shortest time of a step in the order that updates need. The share is the part of a step without a drive that
+    can overlap with the drive."""
     on_drive, overlappable = ranks * work.bytes / bytes_per_second, overlappable_share * without_drive
-    return {
-        "drive_seconds": on_drive,
-        "without_drive_seconds": without_drive,
-        "overlappable_seconds": overlappable,
-        "overlapped_seconds": max(on_drive, without_drive),
-        "floor_seconds": without_drive - overlappable + max(on_drive, overlappable),
-    }
+    return without_drive - overlappable + max(on_drive, overlappable)
 
 
 def measure(work: Work, ranks: int, directory: Path) -> float:

@@ -1,4 +1,4 @@
-// Trains a Llama of a chosen shape on made-up sequences. Rank 0 writes a line of JSON for each step: time, memory and forecast.
+// Trains a Llama of a chosen shape on made-up sequences. Rank 0 writes a line of JSON for each step: time and memory.
 #include <ballast/comm.h>
 #include <ballast/error.h>
 
@@ -25,7 +25,7 @@ nlohmann::ordered_json line_of(const Start& start, const Step& step, const Resid
                               {"grad_norm", step.result.norm},
                               {"seconds", step.seconds},
                               {"tokens_per_second", step.tokens_per_second},
-                              {"parameters", start.parameters}};
+                              {"forward_share", step.forward_share}};
   for (std::size_t tier = 0; tier < tier_count; ++tier) {
     line["bytes"][std::string(name(static_cast<Tier>(tier)))] = step.bytes[tier];
   }
@@ -42,10 +42,6 @@ nlohmann::ordered_json line_of(const Start& start, const Step& step, const Resid
                      {"written_bytes", work.written_bytes},
                      {"record_bytes", work.record_bytes},
                      {"records", work.records}};
-  }
-  if (start.forecast) {
-    line["forecast_seconds"] = start.forecast->seconds;
-    line["forward_share"] = start.forecast->forward_share;
   }
   if (!step.result.reason.empty()) line["skipped"] = step.result.reason;
   return line;
@@ -69,7 +65,7 @@ void train_rank(RunOptions options, Communicator& world) {
 
 int main(int argc, char** argv) {
   using namespace ballast::benchmarks;
-  CLI::App app{"Trains a Llama, and writes the memory, the time and the forecast of its steps"};
+  CLI::App app{"Trains a Llama, and writes the memory and the time of its steps"};
   RunOptions options;
   describe(app, options);
   int failed = 0;

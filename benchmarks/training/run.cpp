@@ -39,6 +39,7 @@ llama::Config completed(llama::Config model) {
 RunOptions completed(RunOptions options, const llama::Maths& maths) {
   options.model = completed(options.model);
   llama::complete(options, maths);
+  options.training.keeps_timeline = true;  // for the share of the forward pass
   return options;
 }
 
@@ -50,6 +51,15 @@ std::vector<std::uint32_t> make_up(std::uint64_t key, std::size_t count, std::si
     tokens[i] = static_cast<std::uint32_t>((bits % 4 == 0 || i == 0 ? bits >> 2 : 5 * tokens[i - 1] + 1) % vocabulary);
   }
   return tokens;
+}
+
+double forward_share(std::span<const UnitWork> work) {
+  double forward = 0, both = 0;
+  for (const UnitWork& unit : work) {
+    forward += unit.forward_seconds;
+    both += unit.forward_seconds + unit.backward_seconds;
+  }
+  return forward / both;
 }
 
 class Run {
@@ -89,11 +99,7 @@ class Run {
   void begin() {
     const Plan plan(architecture_.model, {world_.rank(), world_.size(), world_.ranks_per_host()},
                     llama::rules_of(options_), options_.training);
-    start_ = {.parameters = llama::parameters_of(plan.model()),
-              .announced_bytes = announced_memory(options_, plan),
-              .drive_work = drive_work_of(compiled(plan))};
-    world_.barrier();  // all ranks measure at the same time, as they compute later
-    if (options_.forecasts) start_.forecast = forecast(options_, plan, world_, maths_);
+    start_ = {.announced_bytes = announced_memory(options_, plan), .drive_work = drive_work_of(compiled(plan))};
     forget_peak();
     world_.barrier();  // the ranks of a process have one peak
   }
@@ -110,6 +116,7 @@ class Run {
     step.loss = world_.mean(loss);
     step.tokens_per_second =
         static_cast<double>(options_.batch.positions() * options_.training.micro_steps * world_.size()) / step.seconds;
+    step.forward_share = forward_share(training_->unit_work());
     step.bytes = step.result.metrics.memory;
     step.bytes[static_cast<std::size_t>(Tier::device)] += llama::activation_bytes(options_.model, options_.batch);
     step.resident = resident_memory();
@@ -150,7 +157,6 @@ void describe(CLI::App& app, RunOptions& o) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("!--untied", o.model.tied, "Give the head its own weight instead of the embedding's");
   app.add_flag("--wait-for-updates", o.waits_for_updates, "Wait for the updates of a step before the next one begins");
-  app.add_flag("--forecast", o.forecasts, "Measure this machine first, and forecast the time of a step (CPUs)");
   app.add_flag("--hash", o.hashes_parameters, "Write a hash of the final parameters, after the steps");
 }
 

@@ -11,7 +11,6 @@ namespace ballast::benchmarks {
 struct RunOptions : llama::TrainerOptions {
   RunOptions() { model = {.vocabulary = 256, .hidden = 768, .layers = 8, .heads = 12, .tied = true}; }
 
-  bool forecasts = false;
   bool waits_for_updates = false;  // false: updates overlap the next forward pass
   bool hashes_parameters = false;  // reads all parameters at the end
   ResidentMemory before{};         // the resident memory when the program began
@@ -32,21 +31,10 @@ DriveWork drive_work_of(const CompiledPlan& plan);
 // Returns the resident memory of this process that is announced. Throws B2202 if a drive is too small.
 std::size_t announced_memory(const RunOptions& options, const Plan& plan);
 
-// The forecast of a step, made before the first one.
-struct Forecast {
-  double seconds = 0;
-  double forward_share = 0;  // the forward pass's part of the arithmetic, without updates
-};
-
-// All ranks call it together, each with the plan of its training. For CPUs only.
-Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, llama::Maths& maths);
-
 // The facts that this rank knows before it reserves anything.
 struct Start {
-  std::size_t parameters = 0;
   std::size_t announced_bytes = 0;  // of this process
   DriveWork drive_work{};
-  std::optional<Forecast> forecast{};
 };
 
 // A step of all ranks; memory is of this rank.
@@ -55,7 +43,8 @@ struct Step {
   double loss = 0;
   double seconds = 0;
   double tokens_per_second = 0;
-  TierBytes bytes{};  // bytes that the training reserves, and activations
+  TierBytes bytes{};         // bytes that the training reserves, and activations
+  double forward_share = 0;  // the forward pass's part of the arithmetic, without updates
   StepResult result{};
   ResidentMemory resident{};  // this process's memory; the peak since the first step
 };

@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,14 +86,15 @@ class Run(NamedTuple):
 
     seconds: float
     tokens_per_second: float
-    forecast_seconds: float
     forward_share: float  # the share of a step's arithmetic, without updates
     bytes: dict[str, int]  # the bytes of each tier: reserved, and activations
     exposed_seconds: dict[str, float]  # the exposed seconds of each phase
     resident_bytes: int  # the peak of the largest process
-    parameters: int
     work: drive.Work | None  # the work on the drive
     drive_rate: float  # bytes a second of fio with the same work, just after
+
+
+Runs = dict[str, list[Run]]  # of each round, by case
 
 
 def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
@@ -102,7 +102,7 @@ def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     shape = [f"--{name}={getattr(options, name)}" for name in ("layers", "width", "heads", "context", "batch", "steps")]
     threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
     on_drive = ["--drive", str(folder)] if case.on_drive else []
-    return [options.program, *shape, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
+    return [options.program, *shape, *case.options, *on_drive, "--threads", str(threads)]
 
 
 def run_once(case: Case, options: argparse.Namespace) -> Run:
@@ -124,20 +124,32 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
     steps = steps[1:]  # the first one prepares
     return Run(
         *(statistics.median(step[name] for step in steps) for name in ("seconds", "tokens_per_second")),
-        **{name: steps[-1][name] for name in ("forecast_seconds", "forward_share", "bytes", "parameters")},
-        exposed_seconds=median_of_phases(step["exposed_seconds"] for step in steps),
+        **{name: steps[-1][name] for name in ("forward_share", "bytes")},
+        exposed_seconds={
+            phase: statistics.median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
+        },
         resident_bytes=resident,
         work=work,
         drive_rate=rate,
     )
 
 
-def median_of_phases(samples: Iterable[dict[str, float]]) -> dict[str, float]:
-    samples = list(samples)
-    return {phase: statistics.median(sample[phase] for sample in samples) for phase in samples[0]}
+def records(case: Case, runs: Runs) -> list[dict]:
+    """Return the lines of a case: its speed, its step vs. the floor, the exposed time, and the memory."""
+    ours = runs[case.name]
+    median = lambda of: statistics.median(map(of, ours))
+    mebibytes = {tier: count / 2**20 for tier, count in ours[0].bytes.items() if count}
+    lines = [speed(case, runs)]
+    if ours[0].drive_rate:
+        lines.append(suite.versus(f"{case.name}, step", "floor", "s", [run.seconds for run in ours], floors(case, runs)))
+    for phase in ours[0].exposed_seconds:
+        exposed = median(lambda run, phase=phase: 1e3 * run.exposed_seconds[phase])
+        lines.append(suite.line(f"{case.name}, exposed in {phase}", exposed, "ms"))
+    lines += [suite.line(f"{case.name}, {tier}", count, "MiB") for tier, count in mebibytes.items()]
+    return [*lines, suite.line(f"{case.name}, process", median(lambda run: run.resident_bytes / 2**20), "MiB")]
 
 
-def record(case: Case, runs: dict[str, list[Run]]) -> dict:
+def speed(case: Case, runs: Runs) -> dict:
     ours, theirs = runs[case.name], runs[case.against]
     tokens = ours[0].tokens_per_second * ours[0].seconds
     seconds = lambda side: [run.seconds for run in side]
@@ -155,86 +167,17 @@ def without_drive(case: Case) -> Case:
     return case
 
 
-def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace) -> dict:
-    """Return a row of the tables and the plot."""
-    ours = runs[case.name]
-    median = lambda field: statistics.median(getattr(run, field) for run in ours)
-    shape = f"{options.layers} layers, width {options.width}, context {options.context}"
-    row = {
-        "case": case.name,
-        "model": f"Llama of {ours[0].parameters / 1e6:.1f} million parameters ({shape})",
-        "machine": suite.machine_name(),
-        "ranks": case.ranks,
-        "tokens_per_second": median("tokens_per_second"),
-        "seconds": median("seconds"),
-        "forecast_ratio": statistics.median(run.forecast_seconds / run.seconds for run in ours),
-        "exposed_seconds": median_of_phases(run.exposed_seconds for run in ours),
-        "group": f"{case.ranks} {'rank' if case.ranks == 1 else 'ranks'}",
-        "bytes": ours[0].bytes,
-        "plotted": "reserved and activations, without the drive",
-        "plotted_bytes": ours[0].bytes["device"] + ours[0].bytes["host"],
-        "resident_bytes": median("resident_bytes"),
-    }
-    if ours[0].drive_rate:
-        row["drive"] = drive_details(case, runs)
-    return row
-
-
 def share_of(part: str, run: Run) -> float:
     """Return the share of a step's seconds that this part of it takes."""
     return {"nothing": 0.0, "forward": run.forward_share, "backward": 1 - run.forward_share, "all": 1.0}[part]
 
 
-def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
-    ours, against = runs[case.name], without_drive(case)
-    floors = [
+def floors(case: Case, runs: Runs) -> list[float]:
+    """Return the shortest step of each round, from fio and from the same round of the case without a drive."""
+    return [
         drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.overlaps_with, other))
-        for run, other in zip(ours, runs[against.name], strict=True)
+        for run, other in zip(runs[case.name], runs[without_drive(case).name], strict=True)
     ]
-    return {
-        **ours[0].work._asdict(),
-        **{name: statistics.median(floor[name] for floor in floors) for name in floors[0]},
-        "fio_bytes_per_second": statistics.median(run.drive_rate for run in ours),
-        "without_drive": against.name,
-        "overlaps_with": case.overlaps_with,
-        "floor_ratio": statistics.median(floor["floor_seconds"] / run.seconds for floor, run in zip(floors, ours, strict=True)),
-    }
-
-
-def table(rows: list[dict]) -> str:
-    text = "\nMiB of a rank: reserved in each tier, with activations; resident: of the process. "
-    text += "forecast: relative to the measured step. exposed: how long the trainer waited in forward + backward + step\n"
-    text += f"{'configuration':<52}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
-    text += f"{'device':>8}{'host':>7}{'drive':>7}{'resident':>9}\n"
-    mebibytes = lambda count: f"{count / 2**20:.0f}"
-    for row in rows:
-        exposed = "+".join(f"{seconds * 1e3:.0f}" for seconds in row["exposed_seconds"].values())
-        text += f"{row['case']:<52}{row['tokens_per_second']:>7.0f}{row['forecast_ratio']:>9.2f}{exposed:>15}"
-        text += f"{mebibytes(row['bytes']['device']):>8}{mebibytes(row['bytes']['host']):>7}"
-        text += f"{mebibytes(row['bytes']['nvme']):>7}{mebibytes(row['resident_bytes']):>9}\n"
-    return text
-
-
-def floor_table(rows: list[dict]) -> str:
-    """Return the table of rows with state on the drive; empty if there are none, or no fio."""
-    rows = [row for row in rows if "drive" in row]
-    if not rows:
-        return ""
-    text = "seconds of a step, and the least possible (floor). fio: the time in which fio moves the step's bytes, in\n"
-    text += "records of the same size with as many in flight. overlap: the part of a step without a drive during which the\n"
-    text += "drive can work: updates come after the backward pass (or in it) and before the next forward. overlapped: the\n"
-    text += "step if the drive could work during all of it\n"
-    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}{'overlap':>17}"
-    text += f"{'overlapped':>11}{'floor':>7}{'step':>7}{'floor/step':>11}\n"
-    for row in rows:
-        of = row["drive"]
-        text += f"{row['case']:<52}{row['ranks'] * of['read_bytes'] / 2**20:>9.0f}"
-        text += f"{row['ranks'] * of['written_bytes'] / 2**20:>8.0f}{of['fio_bytes_per_second'] / 1e9:>9.2f}"
-        text += f"{of['drive_seconds']:>7.3f}{of['without_drive_seconds']:>9.3f}"
-        text += f"{of['overlappable_seconds']:>8.3f} {of['overlaps_with']:<8}"
-        text += f"{of['overlapped_seconds']:>11.3f}{of['floor_seconds']:>7.3f}"
-        text += f"{row['seconds']:>7.3f}{of['floor_ratio']:>11.2f}\n"
-    return text
 
 
 def with_their_opponents(chosen: list[Case]) -> list[Case]:
@@ -254,7 +197,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first one is not counted")
-    suite.add_details(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
@@ -265,10 +207,8 @@ def main() -> None:
     cases = with_their_opponents(options.cases)
     by_case = suite.in_turn(cases, lambda case: run_once(case, options), options.rounds)
     runs = {case.name: of_case for case, of_case in by_case.items()}
-    suite.emit("training", (record(case, runs) for case in cases))
-    rows = [details(case, runs, options) for case in cases]
-    print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
-    suite.keep(rows, options)
+    for case in cases:
+        suite.emit("training", records(case, runs))
 
 
 if __name__ == "__main__":

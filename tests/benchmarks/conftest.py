@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 SUITES = ("forecasts", "hooks", "saving", "training", "peers-training", "losses", "hosts")
-sys.path += [str(BENCHMARKS / name) for name in ("harness", *SUITES)]
+sys.path += [str(ROOT / "examples"), *(str(ROOT / "benchmarks" / name) for name in ("harness", *SUITES))]

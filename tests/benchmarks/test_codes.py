@@ -1,6 +1,5 @@
 """Tests that the codes suite trains on two ranks, with a tiny model. They need the built package."""
 
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +10,6 @@ from python.conftest import BUILT
 
 if not BUILT or find_spec("torch") is None:
     pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import codes  # noqa: E402 (as all below, it needs both)
 import gpt  # noqa: E402

@@ -1,6 +1,5 @@
 """Tests that the formats suite trains, with a tiny model. They need the built package."""
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,8 +10,6 @@ from python.conftest import BUILT
 
 if not BUILT or find_spec("torch") is None:
     pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import contest  # noqa: E402 (as all below, it needs both)
 import formats  # noqa: E402
@@ -126,7 +123,7 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
 
     def run_suite(*options: str) -> list[str]:
         """Return the names of the runs that were made."""
-        monkeypatch.setattr(sys, "argv", ["formats", "--runs", str(path), "--steps", "100", *options])
+        monkeypatch.setattr("sys.argv", ["formats", "--runs", str(path), "--steps", "100", *options])
         formats.main()
         lines = capfd.readouterr().err.splitlines()
         return [line.removeprefix("formats: ") for line in lines if line.startswith("formats: ") and "seed" in line]

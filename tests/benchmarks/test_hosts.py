@@ -14,6 +14,7 @@ import pytest
 import relay
 import trainings
 from network import Link, Site
+from peers_training import tolerance_of, with_other_losses
 from systems import ALONE, DDP
 
 
@@ -54,15 +55,15 @@ def test_a_training_is_compared_with_ddp_with_the_limit_and_with_the_needed_byte
     assert limit["ratio"] == pytest.approx(OURS.link_seconds / 0.8)
     assert sent["ratio"] == pytest.approx(1 / 1.1)
     assert len({line["case"] for line in (speed, limit, sent)}) == 3
-    assert hosts.with_other_losses(list(runs), runs) == []
+    assert with_other_losses(list(runs), runs) == []
     runs[OURS] = [runs[OURS][0]._replace(losses=[4.0])]
-    assert hosts.with_other_losses(list(runs), runs) == [OURS]
+    assert with_other_losses(list(runs), runs) == [OURS]
 
 
 def test_codes_may_change_losses_as_much_as_numbers_of_16_bits_do():
     names = (f"Ballast stage 2, {trainings.INT8}", f"Ballast stage 2, {trainings.OVERLAPPED}")
     short = [case for case in trainings.CASES if case.workload == trainings.SHORT and case.system.name in names]
-    tolerances = {(case.system.name, hosts.tolerance_of(case)) for case in short}
+    tolerances = {(case.system.name, tolerance_of(case)) for case in short}
     assert tolerances == {(names[0], 0.1), (names[1], 0.002)}
 
 
@@ -73,7 +74,7 @@ def test_the_slowest_rank_and_the_busiest_link_count():
         {"seconds": [1.0, 1.0], "losses": [2.0], **memory},
         {"seconds": [1.0, 1.0], "losses": [3.0], "sent_bytes": 20, **memory},
     ]
-    assert hosts.summary(ranks) == hosts.Run(2.0, [3.0], 50, 30, sent_bytes=10)
+    assert hosts.summary(ranks) == hosts.Run(2.0, [3.0], 30, sent_bytes=10)
 
 
 def test_a_collective_is_compared_with_its_link():

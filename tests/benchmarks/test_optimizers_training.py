@@ -1,6 +1,5 @@
 """Tests that the optimizers suite trains, with a tiny model. They need the built package."""
 
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +9,6 @@ from python.conftest import BUILT
 
 if not BUILT or find_spec("torch") is None:
     pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import loss_training  # noqa: E402 (as all below, it needs both)
 import optimizers  # noqa: E402
@@ -100,7 +97,7 @@ def test_the_suite_repeats_no_run_and_refuses_other_steps(
 
     def run_suite(*options: str) -> list[str]:
         """Return the names of the runs that were made."""
-        monkeypatch.setattr(sys, "argv", ["optimizers", "--runs", str(path), "--steps", str(STEPS), *options])
+        monkeypatch.setattr("sys.argv", ["optimizers", "--runs", str(path), "--steps", str(STEPS), *options])
         optimizers.main()
         lines = capfd.readouterr().err.splitlines()
         return [line.removeprefix("optimizers: ") for line in lines if line.startswith("optimizers: ") and "seed" in line]

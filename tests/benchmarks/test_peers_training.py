@@ -2,7 +2,6 @@
 
 import peers_training
 import pytest
-import suite
 import systems
 
 LIMIT, DDP, OURS = (
@@ -12,7 +11,7 @@ LIMIT, DDP, OURS = (
 
 
 def run_of(seconds: float, mebibytes: float, losses: list[float]) -> peers_training.Run:
-    return peers_training.Run(seconds, losses, (mebibytes + 200) * 2**20, mebibytes * 2**20)
+    return peers_training.Run(seconds, losses, mebibytes * 2**20)
 
 
 def test_systems_are_compared_with_known_systems():
@@ -52,35 +51,27 @@ def test_the_slowest_and_the_largest_rank_count_and_losses_are_the_mean():
         {"seconds": [1.0, 3.0], "peak_bytes": 50, "imported_bytes": 20, "losses": [4.0, 3.0]},
         {"seconds": [1.0, 1.0], "peak_bytes": 40, "imported_bytes": 5, "losses": [2.0, 2.0]},
     ]
-    assert peers_training.summary(ranks) == peers_training.Run(2.0, [3.0, 2.5], 50, 35)
+    assert peers_training.summary(ranks) == peers_training.Run(2.0, [3.0, 2.5], 35)
 
 
 def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
     runs = {DDP: [run_of(1.0, 400, [3.0])] * 2, OURS: [run_of(0.5, 100, [3.0]), run_of(2.0, 100, [3.0])]}
     opponent = OURS._replace(system=OURS.system._replace(against=(systems.DDP,)))
-    speed, memory = peers_training.records(opponent, {**runs, opponent: runs[OURS]})
+    speed, memory, loss = peers_training.records(opponent, {**runs, opponent: runs[OURS]})
     assert (speed["unit"], speed["ratio"], speed["against"]) == ("tok/s", 1.25, systems.DDP)
     assert (memory["unit"], memory["ratio"], memory["value"]) == ("MiB", 4.0, 100)
-    assert memory["case"] != speed["case"]
+    assert (loss["value"], loss["ratio"]) == (3.0, None)
+    assert len({line["case"] for line in (speed, memory, loss)}) == 3
     runs[LIMIT] = [run_of(0.5, 100, [9.0])] * 2
     assert [line["ratio"] for line in peers_training.records(LIMIT, runs)] == [None, None]
-    assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [0.5, None]
-
-
-def test_details_can_be_drawn():
-    runs = {LIMIT: [run_of(1.5, 100, [9.0])], DDP: [run_of(1.0, 400, [4.0])], OURS: [run_of(2.0, 300, [4.0])]}
-    details = peers_training.details(OURS, runs)
-    assert suite.Row.__required_keys__ <= details.keys()
-    assert (details["speed_ratio"], details["limit_ratio"]) == (0.5, 0.75)
-    drawn = [details[name] for name in ("group", "plotted_bytes", "tokens_per_second")]
-    assert drawn == ["Ballast", 300 << 20, OURS.workload.tokens / 2]
+    assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [0.5, None, None]
 
 
 def test_a_system_that_trains_something_else_is_found():
     runs = {LIMIT: [run_of(1.0, 100, [9.0, 9.0])], DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
-    near = peers_training.details(OURS, runs)
-    assert near["losses_apart"] == pytest.approx(0.01)
-    assert peers_training.with_other_losses([near]) == []
+    assert peers_training.with_other_losses(list(runs), runs) == []
     for wrong in ([4.0, 3.5], [4.0, float("nan")]):
-        far = peers_training.details(OURS, {**runs, OURS: [run_of(1.0, 400, wrong)]})
-        assert len(peers_training.with_other_losses([near, far])) == 1
+        runs[OURS] = [run_of(1.0, 400, wrong)]
+        assert peers_training.with_other_losses(list(runs), runs) == [OURS]
+    with pytest.raises(SystemExit, match="peers-training: Ballast's losses differ"):
+        peers_training.check_losses("peers-training", list(runs), runs)

@@ -1,7 +1,14 @@
-"""Tests of the lines that compare saves. They need no torch."""
+"""Tests of the lines that compare saves. They need the built package."""
+
+from importlib.util import find_spec
 
 import pytest
-import saving
+from python.conftest import BUILT
+
+if not BUILT or find_spec("torch") is None:
+    pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
+
+import saving  # noqa: E402 (needs both)
 
 
 def test_a_line_compares_the_rounds_of_a_measure():

@@ -2,12 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import suite
-from python.conftest import BUILT
 
 CASES = ["adamw split", "adamw compact", "copy"]
 
@@ -92,22 +89,3 @@ def test_the_machine_is_named_by_its_processor_and_cores(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     cpuinfo.write_text("processor\t: 0\n")
     assert suite.machine_name(cpuinfo) == "unknown processor, 1 core"
-
-
-def row(case: str, model: str, group: str, mebibytes: float, speed: float) -> suite.Row:
-    plotted = {"plotted": "resident", "plotted_bytes": mebibytes * 2**20}
-    return {"case": case, "model": model, "machine": "here", "group": group, "tokens_per_second": speed, **plotted}
-
-
-@pytest.mark.skipif(not BUILT, reason="the Python package is not built")
-def test_each_model_has_a_panel_with_a_point_for_each_case(tmp_path: Path):
-    rows = [row("a", "30M", "Ballast", 100, 50), row("b", "30M", "peers", 200, 25), row("a", "303M", "Ballast", 400, 5)]
-    options = argparse.Namespace(details=tmp_path / "details.jsonl", plot=tmp_path / "plot.svg")
-    suite.keep(rows, options)
-    assert [json.loads(line) for line in options.details.read_text().splitlines()] == rows
-    drawing = ElementTree.parse(options.plot).getroot()
-    dots = [dot for dot in drawing.iter("{http://www.w3.org/2000/svg}circle")]
-    assert [dot.get("class") for dot in dots] == ["chosen", "searched", "chosen"]
-    assert [dot[0].text for dot in dots] == ["a: 50 tokens/s, 100 MiB", "b: 25 tokens/s, 200 MiB", "a: 5 tokens/s, 400 MiB"]
-    (ax, ay), (bx, by), (_, below) = ((float(dot.get("cx")), float(dot.get("cy"))) for dot in dots)
-    assert ax < bx and ay < by < below

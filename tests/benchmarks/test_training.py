@@ -1,6 +1,5 @@
-"""Tests of the suite of memory versus throughput: cases, and the floors and rows computed from measurements."""
+"""Tests of the suite of memory versus throughput: cases, and the floors and lines computed from measurements."""
 
-import argparse
 import json
 
 import drive
@@ -34,13 +33,8 @@ def test_each_case_on_a_drive_is_measured_with_the_same_case_without_a_drive():
 
 
 def test_the_floor_is_the_longer_of_the_drive_and_what_overlaps_with_it():
-    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.8, overlappable_share=0.25)
-    assert slow_drive["drive_seconds"] == 2.0
-    assert slow_drive["floor_seconds"] == pytest.approx(0.6 + 2.0)
-    assert slow_drive["overlapped_seconds"] == 2.0
-    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.8, overlappable_share=0.25)
-    assert fast_drive["drive_seconds"] == pytest.approx(0.2)
-    assert fast_drive["floor_seconds"] == fast_drive["overlapped_seconds"] == pytest.approx(0.8)
+    assert drive.floor(WORK, 2, 4000 * 4096, 0.8, overlappable_share=0.25) == pytest.approx(0.6 + 2.0)
+    assert drive.floor(WORK, 2, 40000 * 4096, 0.8, overlappable_share=0.25) == pytest.approx(0.8)
 
 
 def test_a_drive_works_where_updates_are_made():
@@ -57,7 +51,8 @@ def test_a_drive_works_where_updates_are_made():
 
 def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
     work = WORK if drive_rate else None
-    return training.Run(seconds, 1 / seconds, seconds, 0.25, {"device": 1, "host": 0, "nvme": 0}, {}, 1, 1, work, drive_rate)
+    tiers, exposed = {"device": 3 << 20, "host": 0, "nvme": 9 << 20}, {"forward": 0.5}
+    return training.Run(seconds, 1 / seconds, 0.25, tiers, exposed, 1 << 20, work, drive_rate)
 
 
 def test_a_floor_is_compared_with_the_steps_of_its_own_round():
@@ -66,10 +61,9 @@ def test_a_floor_is_compared_with_the_steps_of_its_own_round():
         case.name: [run_of(1.0, 8000 * 4096), run_of(4.0, 4000 * 4096), run_of(2.0, 8000 * 4096)],
         training.STAGE_3: [run_of(0.4), run_of(0.4), run_of(1.8)],
     }
-    of = training.drive_details(case, runs)
-    assert of["without_drive"] == training.STAGE_3
-    assert of["floor_seconds"] == pytest.approx(2.3)  # the median of 1.3, 2.3 and 2.35
-    assert of["floor_ratio"] == pytest.approx(1.175)  # the median of 1.3, 0.575 and 1.175
+    assert training.floors(case, runs) == pytest.approx([1.3, 2.3, 2.35])
+    line = next(line for line in training.records(case, runs) if line["against"] == "floor")
+    assert (line["value"], line["against_value"], line["ratio"]) == pytest.approx((2.0, 2.3, 1.175))
 
 
 def test_fio_gets_the_steps_mix_records_and_ranks():
@@ -88,9 +82,9 @@ def test_the_rate_of_fio_is_reads_and_writes_together():
     assert drive.bytes_per_second(fio.job_of("fio: a warning\n" + json.dumps(report))) == 4000
 
 
-def test_a_points_memory_is_what_a_rank_has_outside_the_drive():
-    case = next(case for case in training.CASES if case.name == training.STAGE_3)
-    held = {"device": 3 << 20, "host": 2 << 20, "nvme": 9 << 20}
-    shape = argparse.Namespace(layers=6, width=512, context=256)
-    row = training.details(case, {case.name: [run_of(0.5)._replace(bytes=held)]}, shape)
-    assert (row["group"], row["plotted_bytes"], row["tokens_per_second"]) == ("2 ranks", 5 << 20, 2.0)
+def test_a_case_has_lines_of_its_speed_its_waits_and_its_memory():
+    case = next(case for case in training.CASES if case.name == training.RESIDENT)
+    lines = training.records(case, {case.name: [run_of(0.5)]})
+    named = {line["case"].removeprefix(case.name): (line["value"], line["unit"]) for line in lines}
+    waits = {"": (2.0, "tok/s"), ", exposed in forward": (500.0, "ms")}
+    assert named == waits | {", device": (3, "MiB"), ", nvme": (9, "MiB"), ", process": (1, "MiB")}
