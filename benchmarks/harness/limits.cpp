@@ -26,12 +26,6 @@ BALLAST_FOR_EACH_ISA void copy_loop(float* to, const float* from, std::size_t co
   }
 }
 
-BALLAST_FOR_EACH_ISA void triad_loop(float* to, const float* b, const float* c, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    to[i] = b[i] + 3.0f * c[i];
-  }
-}
-
 BALLAST_FOR_EACH_ISA void scale_loop(float* data, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     data[i] = 0.999f * data[i];
@@ -74,17 +68,16 @@ const std::array<Copy, 3> all_copies{
 
 Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threads) {
   // A run reads and writes, so each buffer holds half of the bytes that it moves.
-  for (int buffer = 0; buffer < 3; ++buffer) {
+  for (int buffer = 0; buffer < 2; ++buffer)
     buffers_.emplace_back(most_bytes / 2);
-  }
 }
 
 template <class Walk>
 Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) const {
-  require(bytes <= 2 * buffers_[0].bytes(), Code::bad_argument, [&] {
-    return Problem{.what = "a limit was to move more bytes than its buffers hold",
+  require(bytes <= accesses * buffers_[0].bytes(), Code::bad_argument, [&] {
+    return Problem{.what = "cannot measure a limit: it moves more bytes than its buffers hold",
                    .needed = human_bytes(bytes),
-                   .available = human_bytes(2 * buffers_[0].bytes()),
+                   .available = human_bytes(accesses * buffers_[0].bytes()),
                    .remedy = "Raise --elements: some cases have a smallest size of their own."};
   });
   const std::size_t count = bytes / (sizeof(float) * accesses);
@@ -98,12 +91,6 @@ Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) cons
 Subject Limits::copy(const Copy& method, std::size_t bytes) const {
   return walking(bytes, 2, [this, run = method.run](std::size_t first, std::size_t count) {
     run(data(0) + first, data(1) + first, count);
-  });
-}
-
-Subject Limits::triad(std::size_t bytes) const {
-  return walking(bytes, 3, [this](std::size_t first, std::size_t count) {
-    triad_loop(data(0) + first, data(1) + first, data(2) + first, count);
   });
 }
 

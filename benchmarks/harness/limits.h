@@ -42,7 +42,6 @@ class Limits {
   Limits(std::size_t most_bytes, const Threads& threads);
 
   Subject copy(const Copy& method, std::size_t bytes) const;
-  Subject triad(std::size_t bytes) const;  // a = b + s * c
   // a = s * a: the limit of an update in place. Every written line is also needed, whereas a copy may fetch lines only
   // to overwrite them.
   Subject scale(std::size_t bytes) const;

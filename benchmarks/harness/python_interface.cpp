@@ -112,12 +112,11 @@ PYBIND11_MODULE(ballast_bench, module) {
       .def("move", &benchmarks::Stretch::move, released);
   using Update = benchmarks::OffloadedUpdate;
   py::class_<Update>(module, "OffloadedUpdate")
-      .def(py::init<const std::string&, std::size_t, std::size_t, bool, bool>(), released)
+      .def(py::init<const std::string&, std::size_t, std::size_t, bool>(), released)
       .def("gigabytes", &Update::gigabytes)
       .def("tiles", &Update::tiles)
       .def("tile_bytes", &Update::tile_bytes)
       .def("pipeline", &Update::pipeline, released)
       .def("without_seals", &Update::without_seals, released)
-      .def("drive_alone", &Update::drive_alone, released)
-      .def("drained", &Update::drained, released);
+      .def("drive_alone", &Update::drive_alone, released);
 }

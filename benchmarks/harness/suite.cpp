@@ -41,7 +41,6 @@ Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes,
   };
   for (const Copy& copy : all_copies)
     add(copy.name, limits.copy(copy, bytes));
-  add("triad", limits.triad(bytes));
   add("scale in place", limits.scale(bytes));
   add("read", limits.read(bytes));
 

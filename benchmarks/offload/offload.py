@@ -5,6 +5,7 @@ Both sides of a case run in turn, round after round. fio and DeepSpeed report th
 
 import argparse
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -68,7 +69,6 @@ CASES = [
     *(Case(tiles.name, "fio", tiles) for tiles in TILES),
     Case(UPDATE, "drive alone", "pipeline", "drive_alone"),
     Case(UPDATE, "no checksums", "pipeline", "without_seals"),
-    Case(UPDATE, "drained queue", "pipeline", "drained"),
     Case("tiles read and written", DEEPSPEED, "drive_alone"),
 ]
 
@@ -109,10 +109,10 @@ def versus_fio(case: Case, options: argparse.Namespace, folder: Path) -> tuple[d
     return contest(case._replace(against=f"fio, {engine}"), stretch.bytes() / 1e9, sides, options.rounds)
 
 
-def update_of(options: argparse.Namespace, folder: Path, *, ours_is_second: bool = False, tensor_files: bool = False):
+def update_of(options: argparse.Namespace, folder: Path, ours_is_second: bool = False):
     from ballast_bench import OffloadedUpdate
 
-    return OffloadedUpdate(str(folder), options.bytes, 2 * DEPTH, ours_is_second, tensor_files)
+    return OffloadedUpdate(str(folder), options.bytes, 2 * DEPTH, ours_is_second)
 
 
 def versus_deepspeed(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict, dict]:
@@ -129,15 +129,13 @@ def versus_deepspeed(case: Case, options: argparse.Namespace, folder: Path) -> t
 
 
 def versus(case: Case, options: argparse.Namespace, folder: Path) -> tuple[dict]:
-    files = {"ours_is_second": False, "tensor_files": case.other == "drained"}
-    updates = [update_of(options, folder, **files)]
+    updates, orders = [update_of(options, folder)], itertools.cycle([True, False])
 
     def renew() -> None:
         updates.clear()
         for file in folder.iterdir():
             file.unlink()
-        files["ours_is_second"] = not files["ours_is_second"]
-        updates.append(update_of(options, folder, **files))
+        updates.append(update_of(options, folder, ours_is_second=next(orders)))
 
     ours, theirs = (lambda name=name: timed(getattr(updates[0], name)) for name in (case.subject, case.other))
     return contest(case, updates[0].gigabytes(), (ours, theirs), options.rounds, renew)[:1]

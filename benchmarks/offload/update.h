@@ -26,10 +26,8 @@ namespace ballast::benchmarks {
 
 class OffloadedUpdate {
  public:
-  // Makes files in an empty directory, and leaves them there. With `ours_is_second`, the library's path gets the second of the two
-  // files. With `tensor_files`, it makes the files that only drained() uses.
-  OffloadedUpdate(const std::string& directory, std::size_t state_bytes, std::size_t depth, bool ours_is_second,
-                  bool tensor_files)
+  // Makes two files in an empty directory, and leaves them there. With `ours_is_second`, the library's path gets the second one.
+  OffloadedUpdate(const std::string& directory, std::size_t state_bytes, std::size_t depth, bool ours_is_second)
       : directory_(directory),
         depth_(depth),
         layout_({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, elements_of_tile),
@@ -45,9 +43,6 @@ class OffloadedUpdate {
         backend_(kernels::cpu_backend({.threads = 1})) {  // one is enough for a drive; another core serves the ring
     queue_->remember(plain_);
     queue_->remember({memory_.data(), memory_.bytes()});
-    for (std::size_t tile = 0; tensor_files && tile < tiles_; ++tile) {
-      move_tensors(IoKind::write, tile, true);
-    }
   }
   OffloadedUpdate(OffloadedUpdate&&) = delete;
   ~OffloadedUpdate() { queue_->forget({memory_.data(), memory_.bytes()}); }
@@ -81,22 +76,10 @@ class OffloadedUpdate {
     flush();
   }
 
-  // Waits as an optimizer does that swaps tensor by tensor: it opens and reads the files of a tile, waits, updates the
-  // tile, writes the files, and waits.
-  void drained() {
-    ++steps_;
-    for (std::size_t tile = 0; tile < tiles_; ++tile) {
-      move_tensors(IoKind::read, tile);
-      update(tile, store_.payload(slot(0)));
-      move_tensors(IoKind::write, tile);
-    }
-  }
-
  private:
   using IoKind = offload::IoKind;
   static constexpr auto format = StateFormat::split;
   static constexpr std::size_t elements_of_tile = 128 * 1024;
-  static constexpr std::size_t tensors_of_tile = 4;  // parameter, remainder and two moments
   static constexpr const char* names[] = {"ballast-benchmark-first", "ballast-benchmark-second"};
 
   using Payload = std::function<std::span<std::byte>()>;  // it waits for a read
@@ -199,20 +182,6 @@ class OffloadedUpdate {
 
   std::span<std::byte> slot(std::size_t number) const {
     return {memory_.data() + number * store_.record_bytes(), store_.record_bytes()};
-  }
-
-  // Opens the files of a tile, with one for each of its four tensors, moves all of them to or from the first slot, and waits.
-  void move_tensors(IoKind kind, std::size_t tile, bool create = false) {
-    const std::size_t bytes = store_.record_bytes() / tensors_of_tile / offload::block_bytes * offload::block_bytes;
-    std::vector<offload::File> files;
-    files.reserve(tensors_of_tile);
-    offload::InFlight under_way;
-    for (std::size_t tensor = 0; tensor < tensors_of_tile; ++tensor) {
-      const auto& file = files.emplace_back(directory_ / fmt::format("ballast-benchmark-tile-{}-{}", tile, tensor),
-                                            offload::FileOptions{.create = create});
-      under_way.add(queue_->submit({kind, &file, 0, slot(0).subspan(tensor * bytes, bytes)}));
-    }
-    under_way.wait();
   }
 
   std::filesystem::path directory_;

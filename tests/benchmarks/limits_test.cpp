@@ -43,9 +43,9 @@ TEST_CASE("the work of a limit is the bytes that it reads and writes") {
     CHECK(limits.copy(kind, bytes).work == Approx(bytes / 1e9));
     limits.copy(kind, bytes).run();
   }
-  CHECK(limits.triad(bytes).work == Approx(bytes / 1e9));
+  CHECK(limits.read(bytes / 2).work == Approx(bytes / 2e9));
   CHECK(limits.scale(bytes / 2).work == Approx(bytes / 2e9));
-  limits.triad(bytes).run();
+  limits.read(bytes / 2).run();
   limits.scale(bytes).run();
 }
 
@@ -53,6 +53,6 @@ TEST_CASE("a limit does not reach past its buffers") {
   Threads threads(1);
   Limits limits(8192, threads);
   CHECK_THROWS_AS(limits.copy(all_copies[0], 8200), ballast::UsageError);
-  CHECK_THROWS_AS(limits.triad(8200), ballast::UsageError);
+  CHECK_THROWS_AS(limits.read(4100), ballast::UsageError);
   CHECK_THROWS_AS(limits.scale(8200), ballast::UsageError);
 }
