@@ -22,8 +22,8 @@ WIRES = {  # what ranks send at stage 3
 CONTEST = Contest("codes", "what ranks send", tuple(WIRES), ("AdamW in bf16", "one on each of two ranks"))
 
 
-def train_on_ranks(case: Case, steps: int, folder: Path) -> contest.Losses:
-    command = [sys.executable, __file__, "--rank", case.contender, str(case.seed), str(steps), folder]
+def train_on_ranks(case: Case, steps: int, _: Path) -> contest.Losses:
+    command = [sys.executable, __file__, "--rank", case.contender, str(case.seed), str(steps)]
     with tempfile.TemporaryDirectory(prefix="ballast-codes-") as logs:
         [losses] = suite.run_ranks(f"codes: {case.name}", 2, lambda rank: command, Path(logs))
     return contest.Losses(**losses)
@@ -36,12 +36,12 @@ def training_of(codes: str, seed: int, steps: int) -> Any:
     return Training.in_bf16(Plan(TRAINING, seed, steps), stage=3, wire=WIRES[codes])
 
 
-def train_rank(codes: str, seed: str, steps: str, folder: str) -> None:
+def train_rank(codes: str, seed: str, steps: str) -> None:
     """Train in this process. Rank 0 prints the losses, in JSON."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    losses = training_of(codes, int(seed), int(steps)).to_the_end(Path(folder))
+    losses = training_of(codes, int(seed), int(steps)).to_the_end()
     if dist.get_rank() == 0:
         print(json.dumps(losses._asdict()), flush=True)
     dist.destroy_process_group()

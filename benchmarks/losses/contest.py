@@ -105,10 +105,6 @@ class Case(NamedTuple):
     def name(self) -> str:
         return f"{self.contender}, seed {self.seed}"
 
-    def folder(self, steps: int) -> str:
-        """Return the name of the folder with what a stopped run has trained."""
-        return f"{self.contender.replace(',', '').replace(' ', '-')}-seed-{self.seed}-{steps}-steps"
-
 
 Finished = dict[Case, dict[str, Any]]
 
@@ -118,7 +114,7 @@ class Losses(NamedTuple):
     last: float  # the mean loss of more of them
 
 
-# The folder that it gets is for what a stopped run has trained.
+# The folder that it gets is for what runs share.
 Train = Callable[[Case, int, Path], Losses]
 
 
@@ -170,7 +166,7 @@ class Contest(NamedTuple):
         for case in (each for each in options.cases if each in self.cases and each not in finished):
             print(f"{self.suite}: {case.name}", file=sys.stderr, flush=True)
             begin = time.monotonic()
-            losses = train(case, steps, options.runs.with_suffix("") / case.folder(steps))
+            losses = train(case, steps, options.runs.with_suffix(""))
             seconds = round(time.monotonic() - begin, 1)
             row = {"curve": losses.curve, "loss": losses.last, "setting": setting, "seconds": seconds}
             command = shlex.join(["./run-benchmarks", self.suite, "--", "--only", case.name, "--steps", str(options.steps)])

@@ -45,7 +45,7 @@ def start_of(steps: int, folder: Path) -> dict[str, Any]:
 
     file = folder / "start.pt"
     if not file.exists() or torch.load(file)["setting"] != CONTESTS[0].setting(steps):
-        train(START, steps, folder / START.folder(steps))
+        train(START, steps, folder)
     return torch.load(file)["parameters"]
 
 
@@ -53,11 +53,12 @@ def train(case: Case, steps: int, folder: Path) -> contest.Losses:
     import torch
 
     is_tuning = case in CONTESTS[1].cases
-    run = training_of(case, steps, start_of(steps * FINE_TUNING.part, folder.parent) if is_tuning else None)
-    losses: contest.Losses = run.to_the_end(folder)
+    run = training_of(case, steps, start_of(steps * FINE_TUNING.part, folder) if is_tuning else None)
+    losses: contest.Losses = run.to_the_end()
     if case == START:
         kept = {"setting": CONTESTS[0].setting(steps), "parameters": run.model.state_dict()}
-        torch.save(kept, folder.with_name("start.pt"))
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(kept, folder / "start.pt")
     return losses
 
 

@@ -1,4 +1,4 @@
-"""Train a GPT of 30 million parameters, and return its validation losses. A training that was stopped continues.
+"""Train a GPT of 30 million parameters, and return its validation losses.
 
 Trainings in formats and with codes have bf16 parameters, and so are activations and arriving gradients: a CPU without bf16
 arithmetic takes many times as long. Those with other optimizers are in fp32, because torch's Muon adds its updates to bf16
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import pydoc_data.topics
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,9 +88,7 @@ class Plan(NamedTuple):
 
 
 class Training:
-    """One model, the text, and optimizers that Ballast has wrapped. Ranks of a job share the sequences of a step."""
-
-    checkpoint = "checkpoint.json"  # a folder without this file has none
+    """One model, the text, and optimizers. Ranks of a job share the sequences of a step."""
 
     def __init__(self, plan: Plan, model: gpt.GPT, optimizers: Sequence[torch.optim.Optimizer]):
         self.plan, self.text, self.model = plan, TEXTS[plan.task.text](), model
@@ -114,50 +111,24 @@ class Training:
             model.load_state_dict(start)
         return cls.with_ballast(plan, model, [torch.optim.AdamW(model.parameters(), lr=plan.task.learning_rate)], **options)
 
-    def to_the_end(self, unfinished: Path) -> Losses:
+    def to_the_end(self) -> Losses:
         """Train on one thread, and release what the optimizers hold."""
         torch.set_num_threads(1)
-        losses = self.train(unfinished)
+        losses = self.train()
         self.close()
         return losses
 
-    def train(self, unfinished: Path) -> Losses:
-        """Train to the end. Until then the folder has a checkpoint of each point of the curve, and a stopped run continues."""
-        curve = self.resume(unfinished)
-        for step in range(curve[-1][0] if curve else 0, self.plan.steps):
+    def train(self) -> Losses:
+        curve = []
+        for step in range(self.plan.steps):
             self.step(step)
             if (step + 1) % (self.plan.steps // POINTS) == 0:
                 curve.append((step + 1, self.validate(SEQUENCES)))
-                schedules = [schedule.state_dict() for schedule in self.schedules]
-                self.save(unfinished, {"curve": curve, "schedules": schedules})
-        last = self.validate(8 * SEQUENCES)
-        self.remove(unfinished)
-        return Losses(curve, last)
-
-    def resume(self, unfinished: Path) -> list[tuple[int, float]]:
-        """Load the checkpoint, if there is one. Return the points of the curve so far."""
-        if not (unfinished / self.checkpoint).exists():
-            return []
-        progress = self.load(unfinished)
-        for schedule, state in zip(self.schedules, progress["schedules"], strict=True):
-            schedule.load_state_dict(state)
-        return progress["curve"]
-
-    def save(self, unfinished: Path, progress: dict[str, Any]) -> None:
-        ballast.save(unfinished, self.model, self.optimizers, extra=progress)
-
-    def load(self, unfinished: Path) -> dict[str, Any]:
-        return ballast.load_checkpoint(unfinished, self.model, self.optimizers)
-
-    def remove(self, unfinished: Path) -> None:
-        if dist.is_initialized():
-            dist.barrier()
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            shutil.rmtree(unfinished)
+        return Losses(curve, self.validate(8 * SEQUENCES))
 
     def close(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.close()
+            getattr(optimizer, "close", lambda: None)()  # plain optimizers own nothing but memory
 
     def step(self, step: int) -> None:
         batches = self.batches(step)
@@ -197,26 +168,3 @@ def rate(step: int, steps: int, warm_up: float) -> float:
     rising = (step + 1) / (warm_up * steps)
     falling = 1 - (1 - LOWEST_RATE) * (step / steps - warm_up) / (1 - warm_up)
     return min(rising, falling)
-
-
-class PlainTraining(Training):
-    """A training with optimizers that are not wrapped."""
-
-    checkpoint = "checkpoint.pt"
-
-    def save(self, unfinished: Path, progress: dict[str, Any]) -> None:
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
-        unfinished.mkdir(parents=True, exist_ok=True)
-        new = unfinished / "new.pt"
-        torch.save({**progress, "model": self.model.state_dict(), "optimizers": optimizers}, new)
-        new.replace(unfinished / self.checkpoint)  # a stop leaves the old one or the new one whole
-
-    def load(self, unfinished: Path) -> dict[str, Any]:
-        progress = torch.load(unfinished / self.checkpoint)
-        self.model.load_state_dict(progress["model"])
-        for optimizer, state in zip(self.optimizers, progress["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        return progress
-
-    def close(self) -> None:
-        """Do nothing: plain optimizers own nothing but memory."""

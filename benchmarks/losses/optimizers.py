@@ -40,19 +40,19 @@ def records_of_curves(finished: Finished) -> list[dict[str, Any]]:
     return [suite.line("Muon, difference of curves", gap, "loss")] if gap is not None and all_there else []
 
 
-def train(case: Case, steps: int, folder: Path) -> contest.Losses:
-    return training_of(case, steps).to_the_end(folder)
+def train(case: Case, steps: int, _: Path) -> contest.Losses:
+    return training_of(case, steps).to_the_end()
 
 
 def training_of(case: Case, steps: int) -> Any:
     import torch
-    from loss_training import PlainTraining, Plan, Training
+    from loss_training import Plan, Training
 
     plan = Plan(TRAINING, case.seed, steps)
     model = plan.model(torch.float32)
     plain = plain_optimizers(case, model)
     if case.contender == TORCH_MUON:
-        return PlainTraining(plan, model, plain)
+        return Training(plan, model, plain)
     return Training.with_ballast(plan, model, plain)
 
 

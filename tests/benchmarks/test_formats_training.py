@@ -1,6 +1,5 @@
 """Tests that the formats suite trains, with a tiny model. They need the built package."""
 
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,6 @@ import loss_training  # noqa: E402
 import torch  # noqa: E402
 from contest import FINE_TUNING, TRAINING, Case  # noqa: E402
 from formats import START, contender, training_of  # noqa: E402
-from loss_training import Training  # noqa: E402
 
 WORDS = loss_training.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
 
@@ -48,12 +46,7 @@ def case_of(state: str, gradients: str, seed: int = 0) -> Case:
 
 
 def trained(case: Case, steps: int = 20) -> loss_training.Losses:
-    run = training_of(case, steps)
-    with tempfile.TemporaryDirectory() as folder:
-        losses = run.train(Path(folder) / "unfinished")
-        assert list(Path(folder).iterdir()) == []
-    run.close()
-    return losses
+    return training_of(case, steps).to_the_end()
 
 
 def test_the_same_seed_gives_the_same_losses(fast: None):
@@ -69,25 +62,6 @@ def test_a_format_changes_the_losses(pair: tuple[str, str]):
     assert trained(case_of(*pair)) != trained(START)
 
 
-@pytest.mark.parametrize("pair", [("4bit", "fp32"), ("compact", "bf16")], ids=" ".join)
-def test_a_stopped_run_continues_with_the_same_losses(
-    pair: tuple[str, str], fast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def stop(run: Training, step: int) -> None:
-        if step == 12:
-            raise KeyboardInterrupt
-        one_step(run, step)
-
-    one_step = Training.step
-    with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
-        stopping.setattr(Training, "step", stop)
-        training_of(case_of(*pair), 20).train(tmp_path / "unfinished")
-    run = training_of(case_of(*pair), 20)
-    assert run.train(tmp_path / "unfinished") == trained(case_of(*pair))
-    run.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_split_has_the_losses_of_fp32():
     assert trained(case_of("split", "fp32")) == trained(START)
 
@@ -101,11 +75,11 @@ def test_parameters_and_activations_are_bf16():
     run.close()
 
 
-def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
+def test_seeds_of_fine_tuning_differ_in_their_batches_alone():
     start = training_of(START, 20).model.state_dict()
     tuned = [training_of(Case(contender(FINE_TUNING, "fp32", "fp32"), seed), 20, start) for seed in (0, 1)]
     assert tuned[0].validate(4) == tuned[1].validate(4)
-    assert tuned[0].train(tmp_path / "0") != tuned[1].train(tmp_path / "1")
+    assert tuned[0].train() != tuned[1].train()
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():

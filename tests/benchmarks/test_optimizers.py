@@ -32,7 +32,7 @@ def test_a_seed_of_all_optimizers_comes_before_the_next():
     cases, names = CONTEST.cases, CONTEST.contenders
     assert [case.seed for case in cases] == [seed for seed in SEEDS for _ in names]
     assert [case.contender for case in cases] == list(names) * len(SEEDS)
-    assert len({case.name for case in cases}) == len({case.folder(20) for case in cases}) == len(cases)
+    assert len({case.name for case in cases}) == len(cases)
 
 
 def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):

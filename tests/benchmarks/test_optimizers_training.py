@@ -33,46 +33,12 @@ def tiny() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def whole(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, loss_training.Losses]:
-    """Return the losses of each optimizer's training, which is not stopped."""
-    return {optimizer: trained(optimizer, tmp_path_factory.mktemp("whole") / "run") for optimizer in CONTEST.contenders}
-
-
-def trained(optimizer: str, folder: Path) -> loss_training.Losses:
-    losses = optimizers.train(Case(optimizer, 0), STEPS, folder)
-    assert not folder.exists()
-    return losses
-
-
-def test_muon_has_the_losses_of_torch_and_adamw_others(whole: dict[str, loss_training.Losses]):
+def test_muon_has_the_losses_of_torch_and_adamw_others(tmp_path: Path):
+    whole = {optimizer: optimizers.train(Case(optimizer, 0), STEPS, tmp_path) for optimizer in CONTEST.contenders}
     theirs, ours, adamw = (whole[optimizer] for optimizer in (TORCH_MUON, BALLAST_MUON, BALLAST_ADAMW))
     gaps = [abs(our - their) for (_, our), (_, their) in zip(ours.curve, theirs.curve, strict=True)]
     assert max(gaps) < 1e-3 < abs(adamw.last - theirs.last)
     assert all(losses.curve[-1][1] < losses.curve[0][1] - 0.1 for losses in whole.values())
-
-
-@pytest.mark.parametrize("optimizer", [TORCH_MUON, BALLAST_MUON])
-def test_a_stopped_run_continues_with_the_same_losses(
-    optimizer: str, whole: dict[str, loss_training.Losses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def stop(run: loss_training.Training, step: int) -> None:
-        made.append(step)
-        if len(made) in stops:
-            raise KeyboardInterrupt
-        one_step(run, step)
-
-    made: list[int] = []
-    stops = {1, 14}  # one stop before the first checkpoint, and one after twelve more steps
-    one_step = loss_training.Training.step
-    monkeypatch.setattr(loss_training.Training, "step", stop)
-    folder = tmp_path / "stopped"
-    folder.mkdir()  # a stop during the first checkpoint leaves it so
-    for _ in stops:
-        with pytest.raises(KeyboardInterrupt):
-            trained(optimizer, folder)
-    assert trained(optimizer, folder) == whole[optimizer]
-    assert made == [0, *range(13), *range(12, STEPS)]  # each step is a point of the curve, so none is repeated
 
 
 def test_optimizers_share_the_start_and_each_parameter_has_one():
