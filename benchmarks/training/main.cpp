@@ -1,4 +1,4 @@
-// Trains a Llama of a chosen shape on made-up sequences. Rank 0 writes a line of JSON for each step: time and memory.
+// Trains a Llama of a chosen shape on made-up sequences. Rank 0 writes a line of JSON for each step: time, memory and forecast.
 #include <ballast/comm.h>
 #include <ballast/error.h>
 
@@ -43,6 +43,7 @@ nlohmann::ordered_json line_of(const Start& start, const Step& step, const Resid
                      {"record_bytes", work.record_bytes},
                      {"records", work.records}};
   }
+  if (start.forecast_seconds) line["forecast_seconds"] = *start.forecast_seconds;
   if (!step.result.reason.empty()) line["skipped"] = step.result.reason;
   return line;
 }
@@ -65,7 +66,7 @@ void train_rank(RunOptions options, Communicator& world) {
 
 int main(int argc, char** argv) {
   using namespace ballast::benchmarks;
-  CLI::App app{"Trains a Llama, and writes the memory and the time of its steps"};
+  CLI::App app{"Trains a Llama, and writes the memory, the time and the forecast of its steps"};
   RunOptions options;
   describe(app, options);
   int failed = 0;

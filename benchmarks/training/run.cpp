@@ -100,6 +100,8 @@ class Run {
     const Plan plan(architecture_.model, {world_.rank(), world_.size(), world_.ranks_per_host()},
                     llama::rules_of(options_), options_.training);
     start_ = {.announced_bytes = announced_memory(options_, plan), .drive_work = drive_work_of(compiled(plan))};
+    world_.barrier();  // all ranks measure at the same time, as they compute later
+    if (options_.forecasts) start_.forecast_seconds = forecast(options_, plan, world_, maths_);
     forget_peak();
     world_.barrier();  // the ranks of a process have one peak
   }
@@ -157,6 +159,7 @@ void describe(CLI::App& app, RunOptions& o) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("!--untied", o.model.tied, "Give the head its own weight instead of the embedding's");
   app.add_flag("--wait-for-updates", o.waits_for_updates, "Wait for the updates of a step before the next one begins");
+  app.add_flag("--forecast", o.forecasts, "Measure this machine first, and forecast the time of a step (CPUs)");
   app.add_flag("--hash", o.hashes_parameters, "Write a hash of the final parameters, after the steps");
 }
 

@@ -11,6 +11,7 @@ namespace ballast::benchmarks {
 struct RunOptions : llama::TrainerOptions {
   RunOptions() { model = {.vocabulary = 256, .hidden = 768, .layers = 8, .heads = 12, .tied = true}; }
 
+  bool forecasts = false;
   bool waits_for_updates = false;  // false: updates overlap the next forward pass
   bool hashes_parameters = false;  // reads all parameters at the end
   ResidentMemory before{};         // the resident memory when the program began
@@ -31,10 +32,15 @@ DriveWork drive_work_of(const CompiledPlan& plan);
 // Returns the resident memory of this process that is announced. Throws B2202 if a drive is too small.
 std::size_t announced_memory(const RunOptions& options, const Plan& plan);
 
+// Returns the seconds of a step by the simulator, with the rates of this machine, which all ranks measure together, and the time of
+// the arithmetic of one layer.
+double forecast(const RunOptions& options, const Plan& plan, Communicator& world, llama::Maths& maths);
+
 // The facts that this rank knows before it reserves anything.
 struct Start {
   std::size_t announced_bytes = 0;  // of this process
   DriveWork drive_work{};
+  std::optional<double> forecast_seconds{};
 };
 
 // A step of all ranks; memory is of this rank.

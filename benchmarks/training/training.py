@@ -86,6 +86,7 @@ class Run(NamedTuple):
 
     seconds: float
     tokens_per_second: float
+    forecast_seconds: float
     forward_share: float  # the share of a step's arithmetic, without updates
     bytes: dict[str, int]  # the bytes of each tier: reserved, and activations
     exposed_seconds: dict[str, float]  # the exposed seconds of each phase
@@ -102,7 +103,7 @@ def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     shape = [f"--{name}={getattr(options, name)}" for name in ("layers", "width", "heads", "context", "batch", "steps")]
     threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
     on_drive = ["--drive", str(folder)] if case.on_drive else []
-    return [options.program, *shape, *case.options, *on_drive, "--threads", str(threads)]
+    return [options.program, *shape, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
 
 
 def run_once(case: Case, options: argparse.Namespace) -> Run:
@@ -124,7 +125,7 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
     steps = steps[1:]  # the first one prepares
     return Run(
         *(statistics.median(step[name] for step in steps) for name in ("seconds", "tokens_per_second")),
-        **{name: steps[-1][name] for name in ("forward_share", "bytes")},
+        **{name: steps[-1][name] for name in ("forecast_seconds", "forward_share", "bytes")},
         exposed_seconds={
             phase: statistics.median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
         },
@@ -135,11 +136,12 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
 
 
 def records(case: Case, runs: Runs) -> list[dict]:
-    """Return the lines of a case: its speed, its step vs. the floor, the exposed time, and the memory."""
+    """Return the lines of a case: its speed, its forecast and the floor vs. its step, the exposed time, and the memory."""
     ours = runs[case.name]
     median = lambda of: statistics.median(map(of, ours))
     mebibytes = {tier: count / 2**20 for tier, count in ours[0].bytes.items() if count}
-    lines = [speed(case, runs)]
+    forecast = suite.line(f"{case.name}, forecast/step", median(lambda run: run.forecast_seconds / run.seconds), "x")
+    lines = [speed(case, runs), forecast]
     if ours[0].drive_rate:
         lines.append(suite.versus(f"{case.name}, step", "floor", "s", [run.seconds for run in ours], floors(case, runs)))
     for phase in ours[0].exposed_seconds:

@@ -52,7 +52,7 @@ def test_a_drive_works_where_updates_are_made():
 def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
     work = WORK if drive_rate else None
     tiers, exposed = {"device": 3 << 20, "host": 0, "nvme": 9 << 20}, {"forward": 0.5}
-    return training.Run(seconds, 1 / seconds, 0.25, tiers, exposed, 1 << 20, work, drive_rate)
+    return training.Run(seconds, 1 / seconds, 0.75 * seconds, 0.25, tiers, exposed, 1 << 20, work, drive_rate)
 
 
 def test_a_floor_is_compared_with_the_steps_of_its_own_round():
@@ -86,5 +86,5 @@ def test_a_case_has_lines_of_its_speed_its_waits_and_its_memory():
     case = next(case for case in training.CASES if case.name == training.RESIDENT)
     lines = training.records(case, {case.name: [run_of(0.5)]})
     named = {line["case"].removeprefix(case.name): (line["value"], line["unit"]) for line in lines}
-    waits = {"": (2.0, "tok/s"), ", exposed in forward": (500.0, "ms")}
+    waits = {"": (2.0, "tok/s"), ", forecast/step": (0.75, "x"), ", exposed in forward": (500.0, "ms")}
     assert named == waits | {", device": (3, "MiB"), ", nvme": (9, "MiB"), ", process": (1, "MiB")}

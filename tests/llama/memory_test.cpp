@@ -93,6 +93,13 @@ TEST_CASE("a training larger than memory stays within its limit, and is refused 
   CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // the failure comes at the end
 }
 
+TEST_CASE("a training can be forecast before it begins") {
+  const Ended ended = run_trainer("--stage 3 --state nvme --ranks 2 --threads 1 --layers 2 --width 256 --forecast");
+  CHECK(ended.errors == "");
+  CHECK(ended.status == 0);
+  CHECK_THAT(ended.steps, Catch::Contains("\"forecast_seconds\":"));
+}
+
 TEST_CASE("a training whose drive has too little space is refused before it begins") {
   const Ended refused = run_trainer("--stage 3 --state nvme --layers 64 --width 65536 --heads 64 --tile 1Gi");
   CHECK(refused.status == 2);
